@@ -6,6 +6,7 @@ python -m engine.demo.random_checkpoint 0.4b FOLDER
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ def random_model(
 @torch.no_grad()
 def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
     """Transformers initialises them to 1 and 0, which would hide an implementation without them."""
-    for name, tensor in model.named_parameters():
+    # Some biases of routers are buffers.
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if "norm" in name or ".ln_" in name:  # GPT-2's
             tensor.normal_(1.0, 0.2)
         elif name.endswith("bias"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, parameter
 from engine.layers.mlp import GatedMLP
 from engine.layers.scheme import Scheme
 from kernels.experts.activation import ExpertActivation
-from kernels.experts.routing import route
+from kernels.experts.routing import Scores, route
 
 
 class Router(Linear):
@@ -20,17 +22,18 @@ class Router(Linear):
 class MoE(nn.Module):
     """The sum of the `top_k` experts with the highest scores, weighted by them.
 
-    Scores are a softmax over all experts, in float32.
-
     Attributes:
         expert_totals: int64 [num_experts], how often each was chosen, on the device.
+        choice_bias: float32 [num_experts], or None.
 
     Args:
         size: features between the projections of an expert.
-        normalizes: divide the weights of the chosen experts by their sum, which is a softmax over
-            their scores alone.
-        shared_size: of an expert that every token goes through as well, weighted by a gate of its
-            own (sigmoid); 0: there is none.
+        scores, weight_scale: as in `kernels.experts.routing`.
+        chooses_by_bias: the highest sums of score and bias choose instead, and the router computes
+            in float32, as these models do: small differences decide.
+        normalizes: divide the weights of the chosen experts by their sum.
+        shared_size: of an expert that every token goes through as well; 0: there is none.
+        shared_is_gated: it is weighted by a gate of its own (sigmoid).
         bias: whether the projections of the experts, and the router, have biases.
     """
 
@@ -44,16 +47,27 @@ class MoE(nn.Module):
         normalizes: bool,
         activation: ExpertActivation,
         shared_size: int,
+        scores: Scores = "softmax",
+        chooses_by_bias: bool = False,
+        weight_scale: float = 1.0,
+        shared_is_gated: bool = True,
         bias: bool = False,
         scheme: Scheme,
     ) -> None:
         super().__init__()
         dtype, device = scheme.dtype, scheme.device
-        self._top_k = top_k
-        self._normalizes = normalizes
+        self._route = partial(
+            route, top_k=top_k, normalize=normalizes, scores=scores, scale=weight_scale
+        )
         self.expert_totals = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        self.choice_bias: nn.Parameter | None = None
+        router_dtype = dtype
+        if chooses_by_bias:
+            router_dtype = torch.float32
+            self.choice_bias = parameter(num_experts, dtype=torch.float32, device=device)
+        self._router_dtype = router_dtype
         self.router: nn.Module = Router(
-            hidden_size, {"router": num_experts}, bias=bias, dtype=dtype, device=device
+            hidden_size, {"router": num_experts}, bias=bias, dtype=router_dtype, device=device
         )
         self.experts = scheme.at("experts").experts(
             hidden_size, size, num_experts, activation=activation, bias=bias
@@ -67,7 +81,9 @@ class MoE(nn.Module):
                 bias=False,
                 scheme=scheme.at("shared_expert"),
             )
-            self.shared_expert_gate: nn.Module = Router(
+        self.shared_expert_gate: nn.Module | None = None
+        if shared_size and shared_is_gated:
+            self.shared_expert_gate = Router(
                 hidden_size, {"shared_expert_gate": 1}, bias=False, dtype=dtype, device=device
             )
 
@@ -77,12 +93,14 @@ class MoE(nn.Module):
         Tokens with -1 in `slot_mapping`, int64 [T], are padding: no expert is read for them, nor
         are they counted.
         """
-        chosen, weights = route(
-            self.router(x), self._top_k, normalize=self._normalizes, slots=slot_mapping
-        )
+        logits = self.router(x.to(self._router_dtype))
+        chosen, weights = self._route(logits, bias=self.choice_bias, slots=slot_mapping)
         out: Tensor = self.experts(x, chosen, weights, self.expert_totals)
-        if self.shared_expert is not None:
+        if self.shared_expert is None:
+            return out
+        shared: Tensor = self.shared_expert(x)
+        if self.shared_expert_gate is not None:
             # The sigmoid, as a softmax over (gate, 0): of rows torch computes each alone.
             gate = F.pad(self.shared_expert_gate(x), (0, 1)).softmax(-1)[:, :1]
-            out = out + gate * self.shared_expert(x)
-        return out
+            shared = gate * shared
+        return out + shared

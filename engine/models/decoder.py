@@ -74,7 +74,10 @@ def _mlp(spec: Gated | Plain | MoE, hidden_size: int, scheme: Scheme) -> nn.Modu
                 spec.size,
                 num_experts=spec.num_experts,
                 top_k=spec.top_k,
+                scores=spec.scores,
+                chooses_by_bias=spec.chooses_by_bias,
                 normalizes=spec.normalizes,
+                weight_scale=spec.weight_scale,
                 activation=ExpertActivation(
                     spec.activation,
                     spec.alpha,
@@ -82,6 +85,7 @@ def _mlp(spec: Gated | Plain | MoE, hidden_size: int, scheme: Scheme) -> nn.Modu
                     spec.up_offset,
                 ),
                 shared_size=spec.shared_size,
+                shared_is_gated=spec.shared_is_gated,
                 bias=spec.bias,
                 scheme=scheme,
             )

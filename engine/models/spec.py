@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # (Gemma 2). parallel: one norm before both, which are added together (Phi-2, Falcon).
 NormPlaces = Literal["pre", "post", "sandwich", "parallel"]
 
+# Of the router's logits: over all experts, or of each.
+Scores = Literal["softmax", "sigmoid"]
+
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
 PlainActivation = Literal["relu", "silu", "gelu", "gelu_tanh"]
 
@@ -103,8 +106,12 @@ class MoE:
         alpha: SiLU is gate * sigmoid(alpha * gate).
         limit: gates are at most this, ups at most this in magnitude; None: they are not clamped.
         bias: of the experts' projections and of the router.
+        scores: how the router's logits become the weights.
+        chooses_by_bias: experts have a bias, with which the scores choose, but do not weigh.
         normalizes: the weights of the chosen experts are divided by their sum.
-        shared_size: of an expert that every token goes through, behind a gate of its own; 0: none.
+        weight_scale: multiplies the weights.
+        shared_size: of an expert that every token goes through; 0: none.
+        shared_is_gated: behind a gate of its own.
     """
 
     num_experts: int
@@ -115,8 +122,12 @@ class MoE:
     limit: float | None = None
     up_offset: float = 0.0
     bias: bool = False
+    scores: Scores = "softmax"
+    chooses_by_bias: bool = False
     normalizes: bool = True
+    weight_scale: float = 1.0
     shared_size: int = 0
+    shared_is_gated: bool = True
 
 
 @dataclass(frozen=True, slots=True)

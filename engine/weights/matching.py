@@ -87,15 +87,18 @@ def match_tensors(
         tensor = tensor.as_stored(places[name].dtype)
         _require_type(tensor, places[name].dtype)
         wanted = tuple(places[name].shape)
-        # A single number may be stored as a scalar, or as a list of one.
-        is_single = places[name].numel() == tensor.num_elements == 1
-        if tensor.shape != wanted and not is_single:
+        # A single number may be stored as a scalar or as a list of one, a vector as a row.
+        if _without_ones(tensor.shape) != _without_ones(wanted):
             raise CheckpointError(
                 f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but "
                 f"{tensor.described_by} asks for {list(wanted)}"
             )
         found.append((tensor, places[name]))
     return found
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _is_empty_bias(tensor: StoredTensor, places: Mapping[str, Tensor]) -> bool:

@@ -6,7 +6,10 @@ in turn. Experts with equal logits are chosen by index, so that every form choos
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,21 +27,35 @@ from kernels.device import cdiv, next_power_of_2
 from kernels.sampling.logit_order import to_key
 
 _MOST_EXPERTS = 2**12  # a token's logits, and their keys of 64 bits, stay in one program
+_LEAST_SUM = 1e-20  # of sigmoids, by which one may divide
+
+
+Scores = Literal["softmax", "sigmoid"]
 
 
 def route(
-    logits: Tensor, top_k: int, *, normalize: bool, slots: Tensor | None = None
+    logits: Tensor,
+    top_k: int,
+    *,
+    normalize: bool,
+    scores: Scores = "softmax",
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the `top_k` experts of each token and their weights, the largest first.
+    """Return the `top_k` experts of each token and their weights, those chosen first in front.
 
-    A weight is the softmax of the router's logits, in float32: over all experts, or over the chosen
-    ones, which is the same as dividing by their sum afterwards. NaN counts as the largest logit and
-    makes weights NaN.
+    A score is the softmax of the router's logits over all experts, or the sigmoid of one, in
+    float32. The experts with the largest scores are chosen, or with the largest sums of score and
+    bias (DeepSeek-AI, 2024: DeepSeek-V3). Their weights are the scores, without the bias. NaN
+    counts as the largest and makes weights NaN.
 
     Args:
         logits: float [T, E], rows contiguous, E at most 4096.
         top_k: experts per token, from 1 to E.
-        normalize: softmax over the chosen.
+        normalize: divide the weights of the chosen by their sum.
+        bias: float32 [E], contiguous, for the choice alone; None: there is none.
+        scale: of the weights, after that.
         slots: int64 [T], contiguous, or None; the tokens with -1 are padding.
 
     Returns:
@@ -47,9 +64,11 @@ def route(
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride, device or value.
     """
-    _check(logits, top_k, slots)
+    _check(logits, top_k, bias, slots)
     if not device.runs_triton(logits):
-        return reference(logits, top_k, normalize=normalize, slots=slots)
+        return reference(
+            logits, top_k, normalize=normalize, scores=scores, bias=bias, scale=scale, slots=slots
+        )
     num_tokens, num_experts = logits.shape
     experts = torch.empty(num_tokens, top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(num_tokens, top_k, dtype=torch.float32, device=logits.device)
@@ -57,51 +76,73 @@ def route(
         tile = settings(num_experts)
         _kernel[(cdiv(num_tokens, tile["BLOCK_T"]),)](
             logits_ptr=logits,
+            bias_ptr=bias,
             slots_ptr=slots,
             experts_ptr=experts,
             weights_ptr=weights,
             num_tokens=num_tokens,
             stride=logits.stride(0),
+            scale=float(scale),
             EXPERTS=num_experts,
             TOP=top_k,
             BLOCK_K=next_power_of_2(top_k),
             NORMALIZE=normalize,
+            SIGMOID=scores == "sigmoid",
+            LEAST_SUM=_LEAST_SUM,
             **tile,
         )
     return experts, weights
 
 
 def reference(
-    logits: Tensor, top_k: int, *, normalize: bool, slots: Tensor | None = None
+    logits: Tensor,
+    top_k: int,
+    *,
+    normalize: bool,
+    scores: Scores = "softmax",
+    bias: Tensor | None = None,
+    scale: float = 1.0,
+    slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the same, by sorting."""
     wide = logits.float()
     # Softmax goes row by row: other operations of torch may round a row by its place among others.
-    ordered, experts = wide.sort(dim=-1, descending=True, stable=True)
-    experts = experts[:, :top_k]
-    if normalize:
-        weights = ordered[:, :top_k].contiguous().softmax(-1)
-    else:
-        weights = wide.softmax(-1).gather(-1, experts)
-    experts = experts.to(torch.int32)
+    values = wide.softmax(-1) if scores == "softmax" else _sigmoid(wide)
+    order = wide if bias is None else values + bias
+    experts = order.sort(dim=-1, descending=True, stable=True)[1][:, :top_k]
+    weights = values.gather(-1, experts)
+    if normalize and scores == "softmax":
+        weights = wide.gather(-1, experts).softmax(-1)
+    elif normalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
+    weights, experts = weights * scale, experts.to(torch.int32)
     if slots is not None:
         is_padding = (slots < 0)[:, None]
         experts, weights = experts.masked_fill(is_padding, -1), weights.masked_fill(is_padding, 0.0)
     return experts.contiguous(), weights.contiguous()
 
 
+def _sigmoid(x: Tensor) -> Tensor:
+    """Return the sigmoid as a softmax over (x, 0), which rounds each value alike."""
+    return F.pad(x.unsqueeze(-1), (0, 1)).softmax(-1)[..., 0]
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _kernel(
     logits_ptr,
+    bias_ptr,
     slots_ptr,
     experts_ptr,
     weights_ptr,
     num_tokens,
     stride,
+    scale,
     EXPERTS: tl.constexpr,
     TOP: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    LEAST_SUM: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -112,8 +153,17 @@ def _kernel(
     p_logits = logits_ptr + o_t[:, None] * stride + o_e
     b_logits = tl.load(p_logits, mask=m_t[:, None] & m_e, other=0.0).to(tl.float32)
     b_logits = tl.where(m_e, b_logits, float("-inf"))
-    # One number orders logits and, where they are equal, experts. Padding is below all of them.
-    b_keys = tl.where(b_logits != b_logits, 0x7FFFFFFF, to_key(b_logits)).to(tl.int64)
+    b_largest = tl.max(b_logits, 1)[:, None]
+    b_order = b_logits
+    if bias_ptr is not None:
+        if SIGMOID:
+            b_order = 1.0 / (1.0 + tl.exp(-b_logits))
+        else:
+            b_order = tl.exp(b_logits - b_largest)
+            b_order = b_order / tl.sum(b_order, 1)[:, None]
+        b_order += tl.load(bias_ptr + o_e, mask=m_e, other=0.0)
+    # One number is ordered as these and, where they are equal, as experts. Padding is below all.
+    b_keys = tl.where(b_order != b_order, 0x7FFFFFFF, to_key(b_order)).to(tl.int64)
     b_keys = tl.where(m_e, (b_keys << 32) + (BLOCK_E - 1 - o_e), -0x7FFFFFFFFFFFFFFF)
     b_experts = tl.zeros([BLOCK_T, BLOCK_K], tl.int32)
     b_chosen = tl.full([BLOCK_T, BLOCK_K], float("-inf"), tl.float32)
@@ -125,12 +175,17 @@ def _kernel(
         b_experts = tl.where(o_k == k, b_expert, b_experts)
         b_chosen = tl.where(o_k == k, b_logit, b_chosen)
         b_keys = tl.where(m_best, -0x7FFFFFFFFFFFFFFF, b_keys)
-    b_largest = tl.sum(tl.where(o_k == 0, b_chosen, 0.0), 1)[:, None]
-    b_weights = tl.exp(b_chosen - b_largest)
-    if NORMALIZE:
+    if SIGMOID:
+        b_weights = 1.0 / (1.0 + tl.exp(-b_chosen))
+        if NORMALIZE:
+            b_weights = b_weights / (tl.sum(b_weights, 1)[:, None] + LEAST_SUM)
+    elif NORMALIZE:
+        b_weights = tl.exp(b_chosen - tl.max(b_chosen, 1)[:, None])
         b_weights = b_weights / tl.sum(b_weights, 1)[:, None]
     else:
+        b_weights = tl.exp(b_chosen - b_largest)
         b_weights = b_weights / tl.sum(tl.exp(b_logits - b_largest), 1)[:, None]
+    b_weights *= scale
     if slots_ptr is not None:
         b_slots = tl.load(slots_ptr + o_t, mask=m_t, other=-1)[:, None]
         b_experts = tl.where(b_slots < 0, -1, b_experts)
@@ -148,7 +203,7 @@ def settings(num_experts: int) -> dict[str, int]:
     return {"BLOCK_T": block_t, "BLOCK_E": block_e, "num_warps": max(block_t * block_e // 256, 1)}
 
 
-def _check(logits: Tensor, top_k: int, slots: Tensor | None) -> None:
+def _check(logits: Tensor, top_k: int, bias: Tensor | None, slots: Tensor | None) -> None:
     check_dtype("logits", logits, *FLOATS)
     check_shape("logits", logits, (None, None))
     check_last_stride("logits", logits)
@@ -157,6 +212,11 @@ def _check(logits: Tensor, top_k: int, slots: Tensor | None) -> None:
         raise ValueError(f"logits: must be of 1 to {_MOST_EXPERTS} experts (got {num_experts})")
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"top_k: must be from 1 to {num_experts} (got {top_k})")
+    if bias is not None:
+        check_shape("bias", bias, (num_experts,))
+        check_dtype("bias", bias, torch.float32)
+        check_device("bias", bias, logits.device)
+        check_contiguous("bias", bias)
     if slots is not None:
         check_shape("slots", slots, (len(logits),))
         check_dtype("slots", slots, torch.int64)

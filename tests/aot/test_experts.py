@@ -148,5 +148,13 @@ def test_what_is_around_them(mixture: tuple[int, int, int, int, bool], gpu: str)
     check(compile_call(gpu, combine, _empty(TOKENS * top_k, hidden), experts, weights))
 
 
+@each_gpu
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_a_choice_with_a_bias(scores: str, gpu: str) -> None:
+    bias = _empty(128, dtype=torch.float32)
+    logits = _empty(TOKENS, 128, dtype=torch.float32)
+    check(compile_call(gpu, route, logits, 8, normalize=True, scores=scores, bias=bias))
+
+
 def test_the_most_experts() -> None:
     check(compile_call("sm_90", route, _empty(TOKENS, 4096), 8, normalize=False))

@@ -63,6 +63,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ernie": ("Ernie4_5ForCausalLM", {"use_bias": True}),
+    "ernie-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "num_hidden_layers": 5,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 32,
+            "moe_layer_start_index": 2,
+            "moe_layer_interval": 2,
+            "head_dim": OMIT,
+        },
+    ),
     "falcon": ("FalconForCausalLM", {"head_dim": OMIT, "ffn_hidden_size": 96}),
     "falcon-sequential-biases": (
         "FalconForCausalLM",
@@ -97,6 +109,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm": ("GlmForCausalLM", {"attention_bias": True}),
     "glm4": ("Glm4ForCausalLM", {"attention_bias": False}),
+    "glm-moe": (
+        "Glm4MoeForCausalLM",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "routed_scaling_factor": 1.7,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
     "gpt-oss": (
         "GptOssForCausalLM",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -96,9 +97,18 @@ def test_longrope_beyond_the_original_length(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
 
 
+def test_layers_for_speculative_decoding_are_left_out(tmp_path: Path) -> None:
+    architecture, fields = FAMILIES["glm-moe"]
+    write_checkpoint(tmp_path, architecture, **fields)
+    path, behind = tmp_path / "model.safetensors", "model.layers.3.enorm.weight"
+    save_file({**load_file(path), behind: torch.ones(64)}, path)
+    PagedModel(tmp_path, max_model_len=96).logits(_tokens(3))
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "cohere": ({"use_qk_norm": True}, "use_qk_norm: true is not supported; only false"),
     "gemma2": ({"use_bidirectional_attention": True}, "use_bidirectional_attention: true"),
+    "glm-moe": ({"n_group": 2}, "n_group: 2 is not supported; only 1"),
     "gpt2": ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
     "ministral3": (
         {"rope_parameters": {"factor": 2.0, "rope_type": "yarn"}},

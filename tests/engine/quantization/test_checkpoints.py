@@ -43,6 +43,8 @@ def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
         ("fp8-static", "falcon"),
         ("fp8-static-transformers", "ministral3-vision"),
         ("awq", "mixtral"),
+        ("compressed-fp8-channel", "glm-moe"),
+        ("compressed-w4a16", "ernie-moe"),
         ("gptq-v2-desc-act", "qwen3-moe"),
         ("fp8-blocks", "qwen3-moe"),
         ("compressed-int8", "qwen2-moe"),

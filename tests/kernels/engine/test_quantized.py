@@ -51,7 +51,7 @@ SIZES = {
 }
 NOT_SERVED = {"fp8-blocks"}  # of 24 inputs, which no run of a matrix product divides
 PERMUTED = {"gptq-v2-desc-act", "compressed-w4a16-actorder"}
-STATIC = {"fp8-static", "modelopt-fp8"}  # scales of activations
+STATIC = {"fp8-static", "fp8-static-transformers", "modelopt-fp8"}  # scales of activations
 IN_FP8 = {"compressed-fp8-channel", BLOCKS, *STATIC}
 PROMPTS = [[5 + 3 * i for i in range(length)] for length in (20, 3)]
 

@@ -1,3 +1,6 @@
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +26,49 @@ def test_the_reference_is_softmax_then_top_k() -> None:
     experts, weights = reference(logits, 5, normalize=True)
     assert torch.equal(experts.long(), chosen)
     assert_close(weights, probs / probs.sum(-1, keepdim=True))
+
+
+def test_the_reference_chooses_by_score_and_bias_and_weighs_by_score() -> None:
+    logits, bias = randn(7, 33), randn(33, seed=1)
+    for scores, values in (("softmax", logits.softmax(-1)), ("sigmoid", logits.sigmoid())):
+        chosen = (values + bias).topk(5)[1]
+        wanted = values.gather(-1, chosen)
+        experts, weights = reference(logits, 5, normalize=False, scores=scores, bias=bias)
+        assert torch.equal(experts.long(), chosen)
+        assert_close(weights, wanted)
+        _, weights = reference(logits, 5, normalize=True, scores=scores, bias=bias, scale=2.5)
+        assert_close(weights, 2.5 * wanted / wanted.sum(-1, keepdim=True))
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 8, 2), (70, 33, 5), (2, 160, 8)], ids=str)
+def test_scores_and_biases(
+    shape: tuple[int, int, int], biased: bool, normalize: bool, scores: Any
+) -> None:
+    num_tokens, num_experts, top_k = shape
+    bias = randn(num_experts, seed=2) if biased else None
+    form = partial(
+        route, randn(num_tokens, num_experts) * 3, top_k, normalize=normalize, bias=bias, scale=1.5
+    )
+    experts, weights = form(scores=scores)
+    wanted, sizes = reference(*form.args, **form.keywords, scores=scores)
+    assert torch.equal(experts, wanted)
+    assert_close(weights, sizes)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_a_bias_may_choose_experts_that_hardly_count(scores: Any) -> None:
+    logits = torch.tensor([[90.0, -40.0, -41.0, 80.0]], device=DEVICE)
+    bias = torch.tensor([0.0, 5.0, 5.0, 0.0], device=DEVICE)
+    experts, weights = route(logits, 2, normalize=True, scores=scores, bias=bias)
+    assert experts.tolist() == [[1, 2]]
+    if scores == "softmax":  # whose quotient stays what it is
+        assert_close(weights, torch.tensor([[1.0, -1.0]], device=DEVICE).sigmoid())
+    assert weights.isfinite().all()
 
 
 @pytest.mark.usefixtures("path")
@@ -114,6 +160,12 @@ def test_wrong_arguments_are_named() -> None:
     for top_k in (0, 9):
         with pytest.raises(ValueError, match="top_k: must be from 1 to 8"):
             route(logits, top_k, normalize=True)
+    for bias, message in (
+        (torch.zeros(7), "bias: must have shape"),
+        (torch.zeros(8).half(), "bias: "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            route(logits, 2, normalize=True, bias=bias.to(DEVICE))
     with pytest.raises(ValueError, match="slots: must have shape"):
         route(logits, 2, normalize=True, slots=torch.zeros(2, dtype=torch.int64, device=DEVICE))
     with pytest.raises(ValueError, match=r"slots: must be torch\.int64"):
