@@ -150,8 +150,12 @@ def _kernel(
     o_e = tl.arange(0, BLOCK_E)[None, :]
     o_k = tl.arange(0, BLOCK_K)[None, :]
     m_t, m_e = o_t < num_tokens, o_e < EXPERTS
+    m_real = m_t[:, None]
+    if slots_ptr is not None:
+        m_real &= tl.load(slots_ptr + o_t, mask=m_t, other=-1)[:, None] >= 0
     p_logits = logits_ptr + o_t[:, None] * stride + o_e
-    b_logits = tl.load(p_logits, mask=m_t[:, None] & m_e, other=0.0).to(tl.float32)
+    # Those of padding, which may be anything, are not read.
+    b_logits = tl.load(p_logits, mask=m_real & m_e, other=0.0).to(tl.float32)
     b_logits = tl.where(m_e, b_logits, float("-inf"))
     b_largest = tl.max(b_logits, 1)[:, None]
     b_order = b_logits
@@ -186,10 +190,8 @@ def _kernel(
         b_weights = tl.exp(b_chosen - b_largest)
         b_weights = b_weights / tl.sum(tl.exp(b_logits - b_largest), 1)[:, None]
     b_weights *= scale
-    if slots_ptr is not None:
-        b_slots = tl.load(slots_ptr + o_t, mask=m_t, other=-1)[:, None]
-        b_experts = tl.where(b_slots < 0, -1, b_experts)
-        b_weights = tl.where(b_slots < 0, 0.0, b_weights)
+    b_experts = tl.where(m_real, b_experts, -1)
+    b_weights = tl.where(m_real, b_weights, 0.0)
     o_out = o_t[:, None] * TOP + o_k
     m_out = m_t[:, None] & (o_k < TOP)
     tl.store(experts_ptr + o_out, b_experts, mask=m_out)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine import RequestOutput
+from tests.factories.families import FAMILIES
 from tests.factories.greedy import GreedyCheckpoint, check_blocks
 
 # Around the sizes of blocks, chunks and tiles; enough for several decode graphs.
@@ -34,6 +35,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 128}),
     "mistral": ("MistralForCausalLM", {"sliding_window": 24}),
+    "ministral3": FAMILIES["ministral3"],
+    "glm-moe": FAMILIES["glm-moe"],
 }
 
 

@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import LLM, SamplingParams
 from kernels import device
+from tests.factories.families import FAMILIES
 from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.kernels.support import DEVICE
@@ -24,6 +25,12 @@ pytestmark = pytest.mark.usefixtures("small_gpu")
 
 MAX_TOKENS = 4
 
+
+def _smaller(name: str, **settings: Any) -> tuple[str, dict[str, Any]]:
+    architecture, fields = FAMILIES[name]
+    return architecture, {**fields, "head_dim": 32, **settings}
+
+
 # More layers only take longer: one of each kind is enough.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", {"num_hidden_layers": 1, "head_dim": 32}),
@@ -31,7 +38,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "MistralForCausalLM",
         {"num_hidden_layers": 1, "head_dim": 32, "sliding_window": 9},
     ),
+    # Queries scaled by their position; adjacent pairs and a softmax with a bias; sigmoids.
+    "ministral3": _smaller("ministral3", num_hidden_layers=1),
+    "ernie-moe": _smaller("ernie-moe", num_hidden_layers=2, moe_layer_start_index=1),
+    "glm-moe": _smaller("glm-moe", num_hidden_layers=2),
 }
+LARGE = [name for name in CASES if name != "qwen3"]
 
 
 def make_llm(checkpoint: GreedyCheckpoint, **settings: Any) -> LLM:
@@ -39,10 +51,10 @@ def make_llm(checkpoint: GreedyCheckpoint, **settings: Any) -> LLM:
     return checkpoint.llm(DEVICE, **{**defaults, **settings})
 
 
-# The second family adds a sliding window, which the attention kernels' tests cover too.
+# What the others add is covered by the tests of kernels too.
 @pytest.fixture(
     scope="module",
-    params=["qwen3", pytest.param("mistral-sliding-window", marks=pytest.mark.large)],
+    params=["qwen3", *(pytest.param(name, marks=pytest.mark.large) for name in LARGE)],
 )
 def checkpoint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
