@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from engine.layers.scheme import Scheme
 from kernels.cpu.activation import Activation, plain_activation
 
-PlainActivation = Literal["relu", "silu", "gelu", "gelu_tanh"]
+# relu2 is the square of relu.
+PlainActivation = Literal["relu", "relu2", "silu", "gelu", "gelu_tanh"]
 
 
 class GatedMLP(nn.Module):
@@ -47,7 +48,12 @@ class PlainMLP(nn.Module):
         self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        up: Tensor = self.up_proj(x)
-        up = up.relu() if self._activation == "relu" else plain_activation(up, self._activation)
-        out: Tensor = self.down_proj(up)
+        out: Tensor = self.down_proj(self._activate(self.up_proj(x)))
         return out
+
+    def _activate(self, up: Tensor) -> Tensor:
+        if self._activation == "relu":
+            return up.relu()
+        if self._activation == "relu2":
+            return up.relu().square()
+        return plain_activation(up, self._activation)

@@ -33,6 +33,7 @@ _MOST_EXPERTS = 4096  # that `kernels.experts.routing` takes
 _DTYPES = ("float32", "bfloat16", "float16")
 _PLAIN_ACTIVATIONS: dict[str, PlainActivation] = {
     "relu": "relu",
+    "relu2": "relu2",
     "silu": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",

@@ -18,6 +18,8 @@ FAMILIES = {
     "CohereForCausalLM": "cohere",
     "Ernie4_5ForCausalLM": "ernie",
     "Ernie4_5_MoeForCausalLM": "ernie",
+    "ArceeForCausalLM": "arcee",
+    "CwmForCausalLM": "cwm",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
     "Gemma2ForCausalLM": "gemma2",
@@ -44,6 +46,7 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": "qwen_moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen_moe",
+    "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "StableLmForCausalLM": "stablelm",
 }

@@ -24,7 +24,7 @@ NormPlaces = Literal["pre", "post", "sandwich", "parallel"]
 Scores = Literal["softmax", "sigmoid"]
 
 GatedActivation = Literal["silu", "gelu", "gelu_tanh"]
-PlainActivation = Literal["relu", "silu", "gelu", "gelu_tanh"]
+PlainActivation = Literal["relu", "relu2", "silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)

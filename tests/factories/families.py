@@ -75,6 +75,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": OMIT,
         },
     ),
+    "arcee": ("ArceeForCausalLM", {}),
+    "cwm": ("CwmForCausalLM", {"sliding_window": _WINDOW}),
     "falcon": ("FalconForCausalLM", {"head_dim": OMIT, "ffn_hidden_size": 96}),
     "falcon-sequential-biases": (
         "FalconForCausalLM",
@@ -199,6 +201,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "seed-oss": ("SeedOssForCausalLM", {"attention_out_bias": True, "head_dim": 24}),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
     "stablelm": ("StableLmForCausalLM", {"use_qkv_bias": True}),
     "stablelm-parallel": ("StableLmForCausalLM", {"use_parallel_residual": True}),
