@@ -36,7 +36,7 @@ def build_model(
     scheme: Scheme = Unquantized(dtype, device, read_to)
     if quantization is not None:
         names = spec.tensor_names
-        if names.transposed:
+        if names.transposed or names.qkv_heads:
             raise UnsupportedError(
                 f"config.json: quantization_config is not supported for {spec.architecture}"
             )

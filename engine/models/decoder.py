@@ -107,10 +107,10 @@ class DecoderLayer(nn.Module):
         def norm(*places: NormPlaces) -> RMSNorm | LayerNorm | Fp8Norm | None:
             return _norm(spec.norm, hidden_size, scheme) if spec.norms in places else None
 
-        self.attention_norm = norm("pre", "sandwich", "parallel")
+        self.attention_norm = norm("pre", "sandwich", "parallel", "parallel_apart")
         self.self_attn = _attention(spec.attention, hidden_size, scheme.at("self_attn"))
         self.attention_output_norm = norm("post", "sandwich")
-        self.mlp_norm = norm("pre", "sandwich")
+        self.mlp_norm = norm("pre", "sandwich", "parallel_apart")
         self.mlp = _mlp(spec.mlp, hidden_size, scheme.at("mlp"))
         self.mlp_output_norm = norm("post", "sandwich")
 
@@ -126,7 +126,8 @@ class DecoderLayer(nn.Module):
         """Return this layer's output, not yet added, and the residual stream to add it to."""
         x, residual = _add_and_norm(self.attention_norm, x, residual)
         mixed = self.self_attn(x, rotary, slot_mapping, cache, attention)
-        if self.spec.norms == "parallel":
+        if self.spec.norms in ("parallel", "parallel_apart"):
+            x = x if self.mlp_norm is None else self.mlp_norm(residual)
             return self._scale(mixed + self._through_mlp(x, slot_mapping)), residual
         if self.attention_output_norm is not None:
             mixed = self.attention_output_norm(mixed)

@@ -22,6 +22,7 @@ FAMILIES = {
     "CwmForCausalLM": "cwm",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
+    "GPTNeoXForCausalLM": "gpt_neox",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Gemma3ForConditionalGeneration": "gemma3",
@@ -49,6 +50,7 @@ FAMILIES = {
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
     "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 # Decoders that are stored alone, without a head.
 DECODERS = {

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 # Where a layer has its norms, around the attention and the MLP that are added to the residual
 # stream. pre: before each (Llama). post: after each, before the addition (OLMo 2). sandwich: both
 # (Gemma 2). parallel: one norm before both, which are added together (Phi-2, Falcon).
-NormPlaces = Literal["pre", "post", "sandwich", "parallel"]
+# parallel_apart: the same, with a norm before each (GPT-NeoX).
+NormPlaces = Literal["pre", "post", "sandwich", "parallel", "parallel_apart"]
 
 # Of the router's logits: over all experts, or of each.
 Scores = Literal["softmax", "sigmoid"]

@@ -20,6 +20,8 @@ class TensorNames:
             match, the first counts.
         prefixes: what the checkpoint has in place of our `model.`; the first that it uses counts.
         stacked: our linears that the checkpoint stores as we do: their projections in one tensor.
+        qkv_heads: heads whose queries, keys and values such a `qkv_proj` has side by side; 0: it
+            has all queries first, then all keys.
         stacks_experts: whether the experts' projections are in one tensor, inputs first.
         transposed: whether linears are stored [in_features, out_features].
         ignored: patterns of tensors that are not loaded: what follows from the configuration, or
@@ -32,6 +34,7 @@ class TensorNames:
     )
     prefixes: tuple[str, ...] = ("model.",)
     stacked: tuple[str, ...] = ()
+    qkv_heads: int = 0
     stacks_experts: bool = False
     transposed: bool = False
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,21 @@ from engine.tensor_files.elements import read_tensor
 from engine.tensor_files.headers import DTYPES, FLOATS, StoredTensor, where_missing
 
 
-def destinations(model: nn.Module, names: TensorNames) -> dict[str, Tensor]:
-    """Return the destination of each tensor of a checkpoint, by our name of it.
+class Place(NamedTuple):
+    """Where a tensor of a checkpoint goes.
 
-    It has the shape in which the checkpoint stores the tensor, and may be strided.
+    Attributes:
+        tensor: has the elements in the order of the checkpoint's tensor, and may be strided.
+        shape: of the checkpoint's tensor, a dimension of which may be several of `tensor`.
     """
-    places: dict[str, Tensor] = {}
+
+    tensor: Tensor
+    shape: tuple[int, ...]
+
+
+def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
+    """Return the destination of each tensor of a checkpoint, by our name of it."""
+    places: dict[str, Place] = {}
     for path, module in model.named_modules():
         if isinstance(module, (StoredProjection, nn.ParameterList)):
             continue  # a part of a quantised module
@@ -39,21 +49,34 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Tensor]:
             tensors = module.destinations()
         else:
             parent, tensors = path, dict(module.named_parameters(recurse=False))
+        heads = names.qkv_heads if isinstance(module, Linear) and name == "qkv_proj" else 0
         for name, tensor in tensors.items():
             if names.transposed and isinstance(module, Linear) and tensor.dim() == 2:
                 tensor = tensor.t()
-            places[f"{parent}.{name}" if parent else name] = tensor
+            shape = tuple(tensor.shape)
+            if heads:
+                tensor = _side_by_side(tensor, 0, (3, heads))
+            places[f"{parent}.{name}" if parent else name] = Place(tensor, shape)
     return places
+
+
+def _side_by_side(tensor: Tensor, dim: int, counts: tuple[int, int]) -> Tensor:
+    """Return a view in whose order the parts of a dimension alternate.
+
+    Args:
+        counts: of the parts, and of what each part has one of.
+    """
+    return torch.unflatten(tensor, dim, (*counts, -1)).transpose(dim, dim + 1)
 
 
 def match_tensors(
     stored: Mapping[str, StoredTensor],
-    places: Mapping[str, Tensor],
+    places: Mapping[str, Place],
     names: TensorNames,
     *,
     tied: bool,
 ) -> list[tuple[StoredTensor, Tensor]]:
-    """Return every tensor to load with its destination, which has the same shape.
+    """Return every tensor to load with its destination.
 
     Args:
         stored: the checkpoint's tensors, by its names of them.
@@ -84,16 +107,16 @@ def match_tensors(
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
             )
-        tensor = tensor.as_stored(places[name].dtype)
-        _require_type(tensor, places[name].dtype)
-        wanted = tuple(places[name].shape)
+        place, wanted = places[name]
+        tensor = tensor.as_stored(place.dtype)
+        _require_type(tensor, place.dtype)
         # A single number may be stored as a scalar or as a list of one, a vector as a row.
         if _without_ones(tensor.shape) != _without_ones(wanted):
             raise CheckpointError(
                 f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but "
                 f"{tensor.described_by} asks for {list(wanted)}"
             )
-        found.append((tensor, places[name]))
+        found.append((tensor, place))
     return found
 
 
@@ -101,7 +124,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _is_empty_bias(tensor: StoredTensor, places: Mapping[str, Tensor]) -> bool:
+def _is_empty_bias(tensor: StoredTensor, places: Mapping[str, Place]) -> bool:
     """Return whether it is zeros beside a projection of GPTQ: AutoGPTQ gives each a bias."""
     module = tensor.name.removesuffix(".bias")
     if module == tensor.name or f"{module}.qweight" not in places:

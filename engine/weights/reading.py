@@ -49,7 +49,7 @@ def split_into_spans(
     """Cut tensors into spans of at most `max_bytes`, in file order.
 
     Args:
-        placed: tensors, each with a destination of its shape. A strided one is cut into whole rows.
+        placed: tensors, each with a destination. A strided one is cut into whole rows.
     """
     for tensor, place in sorted(placed, key=lambda pair: (pair[0].file, pair[0].offset)):
         start = 0

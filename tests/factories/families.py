@@ -124,6 +124,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "gpt-neox": (
+        "GPTNeoXForCausalLM",
+        {"head_dim": OMIT, "num_key_value_heads": OMIT, "intermediate_size": 112},
+    ),
+    "gpt-neox-sequential": (
+        "GPTNeoXForCausalLM",
+        {
+            "head_dim": OMIT,
+            "num_key_value_heads": OMIT,
+            "use_parallel_residual": False,
+            "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0},
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
@@ -205,4 +218,5 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
     "stablelm": ("StableLmForCausalLM", {"use_qkv_bias": True}),
     "stablelm-parallel": ("StableLmForCausalLM", {"use_parallel_residual": True}),
+    "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": OMIT, "sliding_window": _WINDOW}),
 }

@@ -12,6 +12,8 @@ from engine.models.tensor_names import TensorNames
 from tests.factories.checkpoints import ARCHITECTURES, ROPES, write_checkpoint
 from tests.factories.configurations import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3, read_configuration
 
+NEOX = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
+
 
 def test_a_minimal_llama(tmp_path: Path) -> None:
     attention = AttentionSpec(8, 8, 8, scale=8**-0.5, rope=DefaultRope(10000.0), rotary_dim=8)
@@ -144,6 +146,14 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
             },
             "first.attention.rope",
             Llama3Rope(10000.0, 8.0, 1.0, 4.0, 64),
+        ),
+        ({**NEOX, "rotary_emb_base": 5e5}, "first.attention.rope", DefaultRope(5e5)),
+        (NEOX, "first.attention.rotary_dim", 2),
+        ({**NEOX, "rotary_pct": 0.5}, "first.attention.rotary_dim", 4),
+        (
+            {**NEOX, "rope_parameters": {"partial_rotary_factor": 1.0}},
+            "first.attention.rotary_dim",
+            8,
         ),
         (LLAMA, "context_length", 512),
         ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}}, "context_length", 1024),
