@@ -54,20 +54,32 @@ class LayerNorm(nn.Module):
     """Layer normalisation over the last dimension of size `size`.
 
     Args:
+        unit_offset: Nemotron's variant: scale by `1 + weight`, which is rounded.
         bias: there is one beside the weight.
     """
 
     def __init__(
-        self, size: int, eps: float, *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        size: int,
+        eps: float,
+        *,
+        unit_offset: bool = False,
+        bias: bool = True,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self.weight = parameter(size, dtype=dtype, device=device)
         self.bias = parameter(size, dtype=dtype, device=device) if bias else None
         self.eps = eps
+        self.unit_offset = unit_offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        return layer_norm(x, self._scale(), self.bias, self.eps)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of `x + residual`, and the sum."""
-        return layer_norm_add(x, residual, self.weight, self.bias, self.eps)
+        return layer_norm_add(x, residual, self._scale(), self.bias, self.eps)
+
+    def _scale(self) -> Tensor:
+        return self.weight + 1 if self.unit_offset else self.weight

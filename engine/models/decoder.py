@@ -33,7 +33,14 @@ from kernels.experts.activation import ExpertActivation
 
 def _norm(spec: NormSpec, size: int, scheme: Scheme) -> RMSNorm | LayerNorm:
     if spec.kind == "layer":
-        return LayerNorm(size, spec.eps, bias=spec.bias, dtype=scheme.dtype, device=scheme.device)
+        return LayerNorm(
+            size,
+            spec.eps,
+            unit_offset=spec.unit_offset,
+            bias=spec.bias,
+            dtype=scheme.dtype,
+            device=scheme.device,
+        )
     return RMSNorm(
         size, spec.eps, unit_offset=spec.unit_offset, dtype=scheme.dtype, device=scheme.device
     )

@@ -163,8 +163,10 @@ def rms_norm(fields: Fields, *, unit_offset: bool = False) -> NormSpec:
     return NormSpec("rms", fields.number("rms_norm_eps"), unit_offset)
 
 
-def layer_norm(fields: Fields, field: str = "layer_norm_eps") -> NormSpec:
-    return NormSpec("layer", fields.number(field, default=1e-5))
+def layer_norm(
+    fields: Fields, field: str = "layer_norm_eps", *, unit_offset: bool = False
+) -> NormSpec:
+    return NormSpec("layer", fields.number(field, default=1e-5), unit_offset)
 
 
 def plain_activation(fields: Fields, field: str, *, absent: str) -> PlainActivation:

@@ -38,6 +38,7 @@ FAMILIES = {
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "NemotronForCausalLM": "nemotron",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
     "Olmo3ForCausalLM": "olmo2",

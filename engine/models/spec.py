@@ -34,7 +34,7 @@ class NormSpec:
 
     Attributes:
         kind: `rms`, or `layer` for a layer norm.
-        unit_offset: scale by 1 + weight (Gemma); of `rms` only.
+        unit_offset: scale by 1 + weight (Gemma, Nemotron).
         bias: whether a layer norm has a bias beside its weight.
     """
 

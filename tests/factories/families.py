@@ -183,6 +183,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_MINISTRAL3, "vision_config": {**_VISION, "model_type": "pixtral"}},
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "nemotron": ("NemotronForCausalLM", {"norm_eps": 1e-4}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": (
         "Olmo3ForCausalLM",
