@@ -55,8 +55,12 @@ class LayerNorm(nn.Module):
 
     Args:
         unit_offset: Nemotron's variant: scale by `1 + weight`, which is rounded.
-        bias: there is one beside the weight.
+        has_weight: without, the weight is 1.
+        has_bias: without, the bias is 0.
     """
+
+    weight: Tensor
+    bias: Tensor | None
 
     def __init__(
         self,
@@ -64,13 +68,17 @@ class LayerNorm(nn.Module):
         eps: float,
         *,
         unit_offset: bool = False,
-        bias: bool = True,
+        has_weight: bool = True,
+        has_bias: bool = True,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.weight = parameter(size, dtype=dtype, device=device)
-        self.bias = parameter(size, dtype=dtype, device=device) if bias else None
+        if has_weight:
+            self.weight = parameter(size, dtype=dtype, device=device)
+        else:
+            self.weight = nn.Buffer(torch.ones(size, dtype=dtype, device=device), persistent=False)
+        self.bias = parameter(size, dtype=dtype, device=device) if has_bias else None
         self.eps = eps
         self.unit_offset = unit_offset
 

@@ -37,7 +37,8 @@ def _norm(spec: NormSpec, size: int, scheme: Scheme) -> RMSNorm | LayerNorm:
             size,
             spec.eps,
             unit_offset=spec.unit_offset,
-            bias=spec.bias,
+            has_weight=spec.has_weight,
+            has_bias=spec.has_bias,
             dtype=scheme.dtype,
             device=scheme.device,
         )

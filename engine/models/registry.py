@@ -41,6 +41,8 @@ FAMILIES = {
     "NemotronForCausalLM": "nemotron",
     "OPTForCausalLM": "opt",
     "Olmo2ForCausalLM": "olmo2",
+    "OlmoForCausalLM": "olmo",
+    "OlmoeForCausalLM": "olmoe",
     "Olmo3ForCausalLM": "olmo2",
     "Phi3ForCausalLM": "phi3",
     "PhiForCausalLM": "phi",

@@ -35,13 +35,14 @@ class NormSpec:
     Attributes:
         kind: `rms`, or `layer` for a layer norm.
         unit_offset: scale by 1 + weight (Gemma, Nemotron).
-        bias: whether a layer norm has a bias beside its weight.
+        has_weight, has_bias: whether a layer norm has them; without, it scales by 1 and adds nothing.
     """
 
     kind: Literal["rms", "layer"]
     eps: float
     unit_offset: bool = False
-    bias: bool = True
+    has_weight: bool = True
+    has_bias: bool = True
 
 
 @dataclass(frozen=True, slots=True)

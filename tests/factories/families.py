@@ -49,6 +49,8 @@ _MINISTRAL3 = {
     },
 }
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
+_MOE = {**_EXPERTS, "moe_intermediate_size": 32}
 
 # Name of a case -> architecture, and what its configuration sets beside what all have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -184,6 +186,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "nemotron": ("NemotronForCausalLM", {"norm_eps": 1e-4}),
+    "olmo": ("OlmoForCausalLM", {}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "olmo3": (
         "Olmo3ForCausalLM",
@@ -201,6 +204,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "olmoe": ("OlmoeForCausalLM", {**_EXPERTS, "head_dim": OMIT}),
+    "olmoe-normalised": ("OlmoeForCausalLM", {**_EXPERTS, "norm_topk_prob": True}),
     "opt": ("OPTForCausalLM", {"ffn_dim": 96, "head_dim": OMIT, "num_key_value_heads": OMIT}),
     "phi": ("PhiForCausalLM", {}),
     "phi3-fused": ("Phi3ForCausalLM", {"sliding_window": 30}),

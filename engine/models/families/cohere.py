@@ -20,7 +20,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
     parsing.refuse(fields, use_qk_norm=False, use_parallel_block=True)
     rope = parse_rope(fields, theta=5e5 if architecture == "CohereForCausalLM" else 1e4)
-    norm = replace(parsing.layer_norm(fields), bias=False)
+    norm = replace(parsing.layer_norm(fields), has_bias=False)
     heads = parsing.heads(fields)
     bias = fields.boolean("attention_bias", default=False)
     mlp = Gated(fields.integer("intermediate_size"), parsing.gated_activation(fields))

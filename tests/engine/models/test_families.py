@@ -114,6 +114,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"factor": 2.0, "rope_type": "yarn"}},
         "original_max_position_embeddings: is missing",
     ),
+    "olmo": ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; only null"),
+    "olmoe": ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; only null"),
     "opt": ({"do_layer_norm_before": False}, "do_layer_norm_before: false"),
     "falcon": ({"alibi": True}, "alibi: true is not supported; only false"),
     "phi": ({"qk_layernorm": True}, "qk_layernorm"),
