@@ -73,6 +73,7 @@ class MoE(nn.Module):
             hidden_size, size, num_experts, activation=activation, bias=bias
         )
         self.shared_expert: GatedMLP | None = None
+        self.shared_expert_gate: nn.Module | None = None
         if shared_size:
             self.shared_expert = GatedMLP(
                 hidden_size,
@@ -81,7 +82,6 @@ class MoE(nn.Module):
                 bias=False,
                 scheme=scheme.at("shared_expert"),
             )
-        self.shared_expert_gate: nn.Module | None = None
         if shared_size and shared_is_gated:
             self.shared_expert_gate = Router(
                 hidden_size, {"shared_expert_gate": 1}, bias=False, dtype=dtype, device=device

@@ -90,6 +90,11 @@ class Quantized:
         )
         if not formats:
             return plain
+        if self.names.gates_first or self.names.outputs_first:
+            raise UnsupportedError(
+                f"quantization_config: experts in one tensor ({self._stored_name(name)}) are not "
+                "supported for this architecture"
+            )
         return QuantizedExperts(
             plain,
             formats[parts[0]],

@@ -44,7 +44,9 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
         if isinstance(module, Linear) and name in names.stacked:
             tensors = {f"{name}.{key}": tensor for key, tensor in module.named_parameters()}
         elif isinstance(module, Experts) and names.stacks_experts:
-            tensors = module.stacked_destinations()
+            for key, place in _stacked_experts(module, names).items():
+                places[f"{parent}.{key}"] = place
+            continue
         elif isinstance(module, (Linear, Embedding, Experts, QuantizedLinear, QuantizedExperts)):
             tensors = module.destinations()
         else:
@@ -57,6 +59,19 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
             if heads:
                 tensor = _side_by_side(tensor, 0, (3, heads))
             places[f"{parent}.{name}" if parent else name] = Place(tensor, shape)
+    return places
+
+
+def _stacked_experts(experts: Experts, names: TensorNames) -> dict[str, Place]:
+    places: dict[str, Place] = {}
+    for name, tensor in experts.stacked_destinations().items():
+        if names.outputs_first and tensor.dim() == 3:
+            tensor = tensor.transpose(1, 2)
+        shape = tuple(tensor.shape)
+        if names.gates_first and name.startswith("experts.gate_up"):
+            dim = 1 if names.outputs_first else tensor.dim() - 1
+            tensor = _side_by_side(tensor, dim, (shape[dim] // 2, 2))
+        places[name] = Place(tensor, shape)
     return places
 
 

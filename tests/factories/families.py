@@ -52,6 +52,25 @@ _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
 _MOE = {**_EXPERTS, "moe_intermediate_size": 32}
 
+_GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 1.7,
+}
+_GRANITE_MOE = {
+    **_GRANITE,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 32,
+}
+_GRANITE_HYBRID = {
+    **_GRANITE_MOE,
+    "head_dim": OMIT,
+    "layer_types": ["full_attention"] * 3,
+    "shared_intermediate_size": 96,
+}
+
 # Name of a case -> architecture, and what its configuration sets beside what all have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("CohereForCausalLM", {"head_dim": OMIT, "logit_scale": 0.4, "layer_norm_eps": 1e-4}),
@@ -157,14 +176,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "granite": (
-        "GraniteForCausalLM",
-        {
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.4,
-            "residual_multiplier": 0.22,
-            "logits_scaling": 1.7,
-        },
+    "granite": ("GraniteForCausalLM", _GRANITE),
+    "granite-moe": ("GraniteMoeForCausalLM", _GRANITE_MOE),
+    "granite-moe-shared": (
+        "GraniteMoeSharedForCausalLM",
+        {**_GRANITE_MOE, "shared_intermediate_size": 48},
+    ),
+    "granite-moe-hybrid": (
+        "GraniteMoeHybridForCausalLM",
+        {**_GRANITE_HYBRID, "num_local_experts": 5, "shared_intermediate_size": 48},
+    ),
+    "granite4": (
+        "GraniteMoeHybridForCausalLM",
+        {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "llama": ("LlamaForCausalLM", {}),
     "ministral": (

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from engine.fields import Fields
+from engine.layers.rope import Rope
 from engine.models import parsing
 from engine.models.rope import parse_rope
-from engine.models.spec import Gated, LayerSpec, ModelSpec
+from engine.models.spec import Gated, LayerSpec, ModelSpec, MoE
+from engine.models.tensor_names import LLAMA_NAMES, TensorNames
 
 
 def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
-    rope, norm = parse_rope(fields), parsing.rms_norm(fields)
-    bias = fields.boolean("attention_bias", default=False)
+    mlp = Gated(
+        fields.integer("intermediate_size"),
+        parsing.gated_activation(fields),
+        bias=fields.boolean("mlp_bias", default=False),
+    )
+    return granite(fields, architecture, mlp, parse_rope(fields))
+
+
+def granite(
+    fields: Fields,
+    architecture: str,
+    mlp: Gated | MoE,
+    rope: Rope | None,
+    tensor_names: TensorNames = LLAMA_NAMES,
+) -> ModelSpec:
+    """Make the spec of a model with Granite's multipliers."""
+    norm, bias = parsing.rms_norm(fields), fields.boolean("attention_bias", default=False)
     attention = parsing.attention(
         parsing.heads(fields),
         rope,
@@ -19,19 +36,16 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         qkv_bias=bias,
         output_bias=bias,
     )
-    mlp = Gated(
-        fields.integer("intermediate_size"),
-        parsing.gated_activation(fields),
-        bias=fields.boolean("mlp_bias", default=False),
-    )
     multiplier = float(fields.number("residual_multiplier", default=1.0))
     layer = LayerSpec(attention, mlp, norm, residual_multiplier=multiplier)
+    length = parsing.max_positions(fields)
     return parsing.model_spec(
         fields,
         architecture,
         [layer] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
+        context_length=length if rope is None else parsing.scaled_context_length(fields, rope),
+        tensor_names=tensor_names,
         embedding_multiplier=float(fields.number("embedding_multiplier", default=1.0)),
         logit_multiplier=1.0 / fields.number("logits_scaling", default=1.0),
     )

@@ -114,6 +114,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"factor": 2.0, "rope_type": "yarn"}},
         "original_max_position_embeddings: is missing",
     ),
+    "granite4": (
+        {"layer_types": ["mamba", "attention", "mamba"]},
+        "layer_types: is supported only",
+    ),
     "olmo": ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; only null"),
     "olmoe": ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; only null"),
     "opt": ({"do_layer_norm_before": False}, "do_layer_norm_before: false"),

@@ -15,6 +15,7 @@ from engine.layers.panel_linear import PanelLinear
 from engine.quantization.compressed_tensors import Int8Channels
 from engine.quantization.format import unpack
 from kernels.cpu import linear as panels
+from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
 from tests.factories.forms import runs_panels
 from tests.factories.paged_model import PagedModel
@@ -267,3 +268,21 @@ def test_experts_of_one_layer_are_quantised_all_or_none(tmp_path: Path) -> None:
     change_config(quantized, quantization_config=ignored)
     with pytest.raises(UnsupportedError, match=r"experts\.2\.gate_proj.* all must be quantised"):
         PagedModel(quantized)
+
+
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("gpt2", "quantization_config is not supported for GPT2LMHeadModel"),
+        ("gpt-neox", "quantization_config is not supported for GPTNeoXForCausalLM"),
+        ("granite-moe", r"quantization_config: experts in one tensor \(model\.layers\.0\.mlp\."),
+    ],
+)
+def test_what_is_stored_in_another_order_is_refused(
+    family: str, message: str, tmp_path: Path
+) -> None:
+    architecture, fields = FAMILIES[family]
+    write_checkpoint(tmp_path, architecture, **fields)
+    change_config(tmp_path, quantization_config=FORMATS["awq"][0])
+    with pytest.raises(UnsupportedError, match=message):
+        PagedModel(tmp_path)
