@@ -20,6 +20,7 @@ FAMILIES = {
     "Ernie4_5_MoeForCausalLM": "ernie",
     "ArceeForCausalLM": "arcee",
     "CwmForCausalLM": "cwm",
+    "Exaone4ForCausalLM": "exaone4",
     "FalconForCausalLM": "falcon",
     "GPT2LMHeadModel": "gpt2",
     "GPTNeoXForCausalLM": "gpt_neox",

@@ -98,6 +98,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "arcee": ("ArceeForCausalLM", {}),
     "cwm": ("CwmForCausalLM", {"sliding_window": _WINDOW}),
+    "exaone4": ("Exaone4ForCausalLM", {"sliding_window": _WINDOW, "sliding_window_pattern": 3}),
+    "exaone4-without-windows": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
     "falcon": ("FalconForCausalLM", {"head_dim": OMIT, "ffn_hidden_size": 96}),
     "falcon-sequential-biases": (
         "FalconForCausalLM",

@@ -11,7 +11,7 @@ from engine.models.rope import parse_rope, parse_rope_by_layer_type
 from engine.models.spec import Gated, LayerSpec, ModelSpec
 from engine.models.tensor_names import TensorNames
 
-_NAMES = TensorNames(
+NAMES = TensorNames(
     renamed=(
         ("attention_output_norm", "post_attention_layernorm"),
         ("mlp_output_norm", "post_feedforward_layernorm"),
@@ -54,5 +54,5 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         layers,
         norm,
         context_length=parsing.scaled_context_length(fields, ropes[parsing.FULL]),
-        tensor_names=_NAMES,
+        tensor_names=NAMES,
     )

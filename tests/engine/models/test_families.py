@@ -121,6 +121,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "olmo": ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; only null"),
     "olmoe": ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; only null"),
     "opt": ({"do_layer_norm_before": False}, "do_layer_norm_before: false"),
+    "exaone4": (
+        {"layer_types": None, "sliding_window_pattern": "LLX"},
+        "sliding_window_pattern: must be a number, or letters L and G",
+    ),
     "falcon": ({"alibi": True}, "alibi: true is not supported; only false"),
     "phi": ({"qk_layernorm": True}, "qk_layernorm"),
     "smollm3": ({"no_rope_layers": [1, 2, 0]}, "no_rope_layers: must give 0 or 1 for each of 3"),

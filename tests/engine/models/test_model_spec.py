@@ -12,6 +12,8 @@ from engine.models.tensor_names import TensorNames
 from tests.factories.checkpoints import ARCHITECTURES, ROPES, write_checkpoint
 from tests.factories.configurations import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3, read_configuration
 
+CWM = {**LLAMA, "architectures": ["CwmForCausalLM"]}
+EXAONE4 = {**LLAMA, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 2}
 NEOX = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
 
 
@@ -147,6 +149,15 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
             "first.attention.rope",
             Llama3Rope(10000.0, 8.0, 1.0, 4.0, 64),
         ),
+        (EXAONE4, "sliding_windows", (4096, 4096, 4096, None)),
+        ({**EXAONE4, "sliding_window": None}, "sliding_windows", (None,) * 4),
+        (
+            {**EXAONE4, "sliding_window": 5, "sliding_window_pattern": "LG"},
+            "sliding_windows",
+            (5, None, 5, None),
+        ),
+        (CWM, "sliding_windows", (None, 8192, 8192, 8192)),
+        (CWM, "first.attention.rope", Llama3Rope(1e6, 16.0, 1.0, 4.0, 8192)),
         ({**NEOX, "rotary_emb_base": 5e5}, "first.attention.rope", DefaultRope(5e5)),
         (NEOX, "first.attention.rotary_dim", 2),
         ({**NEOX, "rotary_pct": 0.5}, "first.attention.rotary_dim", 4),
