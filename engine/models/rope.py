@@ -197,5 +197,6 @@ _PARSERS: dict[str, Callable[[Fields, float, int, int], Rope]] = {
     "yarn": _yarn,
     "llama3": _llama3,
     "longrope": _long,
+    "mrope": _default,  # by sections for images: of a text it is the same
     "su": _long,  # what it was called before
 }

@@ -23,7 +23,7 @@ class TensorNames:
         qkv_heads: heads whose queries, keys and values such a `qkv_proj` has side by side; 0: it
             has all queries first, then all keys.
         stacks_experts: whether the experts' projections are in one tensor, inputs first.
-        outputs_first: of such experts: outputs first.
+        outputs_first: of such experts: outputs first; None: as the shape of each tensor says.
         gates_first: of such experts: the gates of one before its ups, which alternate otherwise.
         transposed: whether linears are stored [in_features, out_features].
         ignored: patterns of tensors that are not loaded: what follows from the configuration, or
@@ -38,7 +38,7 @@ class TensorNames:
     stacked: tuple[str, ...] = ()
     qkv_heads: int = 0
     stacks_experts: bool = False
-    outputs_first: bool = False
+    outputs_first: bool | None = False
     gates_first: bool = False
     transposed: bool = False
     ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)

@@ -90,7 +90,7 @@ class Quantized:
         )
         if not formats:
             return plain
-        if self.names.gates_first or self.names.outputs_first:
+        if self.names.gates_first:
             raise UnsupportedError(
                 f"quantization_config: experts in one tensor ({self._stored_name(name)}) are not "
                 "supported for this architecture"

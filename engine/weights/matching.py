@@ -26,10 +26,16 @@ class Place(NamedTuple):
     Attributes:
         tensor: has the elements in the order of the checkpoint's tensor, and may be strided.
         shape: of the checkpoint's tensor, a dimension of which may be several of `tensor`.
+        other: serves a tensor that the checkpoint has in another shape.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
+    other: Place | None = None
+
+    def of_shape(self, shape: tuple[int, ...]) -> Place:
+        """Return the place for the checkpoint's tensor, which has that shape."""
+        return self.other if self.other is not None and self.other.shape == shape else self
 
 
 def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
@@ -65,14 +71,20 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
 def _stacked_experts(experts: Experts, names: TensorNames) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for name, tensor in experts.stacked_destinations().items():
-        if names.outputs_first and tensor.dim() == 3:
-            tensor = tensor.transpose(1, 2)
-        shape = tuple(tensor.shape)
-        if names.gates_first and name.startswith("experts.gate_up"):
-            dim = 1 if names.outputs_first else tensor.dim() - 1
-            tensor = _side_by_side(tensor, dim, (shape[dim] // 2, 2))
-        places[name] = Place(tensor, shape)
+        splits = names.gates_first and name.startswith("experts.gate_up")
+        place = _outputs_at(tensor.dim() - 1, tensor, gates_first=splits)
+        if names.outputs_first is not False and tensor.dim() == 3:
+            other = _outputs_at(1, tensor.transpose(1, 2), gates_first=splits)
+            place = other if names.outputs_first else place._replace(other=other)
+        places[name] = place
     return places
+
+
+def _outputs_at(dim: int, tensor: Tensor, *, gates_first: bool) -> Place:
+    """Return the place of experts, whose gates and ups alternate in `tensor`, at `dim`."""
+    shape = tuple(tensor.shape)
+    view = _side_by_side(tensor, dim, (shape[dim] // 2, 2)) if gates_first else tensor
+    return Place(view, shape)
 
 
 def _side_by_side(tensor: Tensor, dim: int, counts: tuple[int, int]) -> Tensor:
@@ -122,7 +134,7 @@ def match_tensors(
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
             )
-        place, wanted = places[name]
+        place, wanted, _ = places[name].of_shape(tensor.shape)
         tensor = tensor.as_stored(place.dtype)
         _require_type(tensor, place.dtype)
         # A single number may be stored as a scalar or as a list of one, a vector as a row.

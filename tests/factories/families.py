@@ -49,6 +49,18 @@ _MINISTRAL3 = {
     },
 }
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_QWEN_VISION = {
+    "depth": 1,
+    "embed_dim": 32,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+_SECTIONS = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}
+_INTERLEAVED = {**_SECTIONS, "mrope_section": [4, 4, 4], "mrope_interleaved": True}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
 _MOE = {**_EXPERTS, "moe_intermediate_size": 32}
 
@@ -246,6 +258,27 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-moe": (
         "Qwen2MoeForCausalLM",
         {**_MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    ),
+    "qwen2-vl": (
+        "Qwen2VLForConditionalGeneration",
+        {"head_dim": OMIT, "rope_parameters": _SECTIONS, "vision_config": _QWEN_VISION},
+    ),
+    "qwen2.5-vl": (
+        "Qwen2_5_VLForConditionalGeneration",
+        {"head_dim": OMIT, "rope_parameters": _SECTIONS, "vision_config": _QWEN_VISION},
+    ),
+    "qwen3-vl": (
+        "Qwen3VLForConditionalGeneration",
+        {"head_dim": 24, "rope_parameters": _INTERLEAVED, "vision_config": _QWEN_VISION},
+    ),
+    "qwen3-vl-moe": (
+        "Qwen3VLMoeForConditionalGeneration",
+        {
+            **_MOE,
+            "moe_intermediate_size": 48,
+            "rope_parameters": _SECTIONS,
+            "vision_config": _QWEN_VISION,
+        },
     ),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),
     "qwen3": ("Qwen3ForCausalLM", {}),
