@@ -38,6 +38,8 @@ FAMILIES = {
     "GraniteMoeSharedForCausalLM": "granite_moe",
     "LlamaForCausalLM": "llama",
     "Ministral3ForCausalLM": "mistral",
+    "LlavaForConditionalGeneration": "llava",
+    "LlavaNextForConditionalGeneration": "llava",
     "MinistralForCausalLM": "mistral",
     "Mistral3ForConditionalGeneration": "mistral",
     "MistralForCausalLM": "mistral",

@@ -208,6 +208,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "llama": ("LlamaForCausalLM", {}),
+    "llava": (
+        "LlavaForConditionalGeneration",
+        {"model_type": "llama", "vision_config": {**_VISION, "model_type": "clip_vision_model"}},
+    ),
+    "llava-mistral": (
+        "LlavaNextForConditionalGeneration",
+        {
+            "model_type": "mistral",
+            "sliding_window": _WINDOW,
+            "vision_config": {**_VISION, "model_type": "clip_vision_model"},
+        },
+    ),
+    "llava-qwen2": (
+        "LlavaForConditionalGeneration",
+        {"model_type": "qwen2", "vision_config": {**_VISION, "model_type": "clip_vision_model"}},
+    ),
     "ministral": (
         "MinistralForCausalLM",
         {

@@ -29,6 +29,7 @@ _PROJECTIONS = (
     *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
     *("w1", "w2", "w3"),  # Mixtral's
     *("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),  # Falcon's
+    *("input_linear", "output_linear"),  # Granite's
 )
 
 

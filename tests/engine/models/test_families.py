@@ -118,6 +118,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"layer_types": ["mamba", "attention", "mamba"]},
         "layer_types: is supported only",
     ),
+    "llava": (
+        {"text_config": {"model_type": "phi"}},
+        "text_config: model_type: 'phi' is not supported; supported: llama, mistral, qwen2",
+    ),
     "olmo": ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; only null"),
     "olmoe": ({"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; only null"),
     "opt": ({"do_layer_norm_before": False}, "do_layer_norm_before: false"),

@@ -14,6 +14,10 @@ from tests.factories.configurations import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3, 
 
 CWM = {**LLAMA, "architectures": ["CwmForCausalLM"]}
 EXAONE4 = {**LLAMA, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 2}
+LLAVA = {  # as LLaVA 1.5 says it
+    "architectures": ["LlavaForConditionalGeneration"],
+    "text_config": {"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 32064},
+}
 NEOX = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
 
 
@@ -156,6 +160,10 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
             "sliding_windows",
             (5, None, 5, None),
         ),
+        (LLAVA, "num_layers", 32),
+        (LLAVA, "num_kv_heads", 32),
+        (LLAVA, "vocab_size", 32064),
+        ({**LLAVA, "text_config": {"model_type": "mistral"}}, "num_kv_heads", 8),
         (CWM, "sliding_windows", (None, 8192, 8192, 8192)),
         (CWM, "first.attention.rope", Llama3Rope(1e6, 16.0, 1.0, 4.0, 8192)),
         ({**NEOX, "rotary_emb_base": 5e5}, "first.attention.rope", DefaultRope(5e5)),
