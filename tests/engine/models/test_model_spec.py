@@ -14,6 +14,14 @@ from tests.factories.configurations import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3, 
 
 CWM = {**LLAMA, "architectures": ["CwmForCausalLM"]}
 EXAONE4 = {**LLAMA, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 2}
+GRANITE4 = {
+    **LLAMA,
+    "architectures": ["GraniteMoeHybridForCausalLM"],
+    "layer_types": ["attention"] * 4,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 128,
+    "position_embedding_type": "rope",
+}
 LLAVA = {  # as LLaVA 1.5 says it
     "architectures": ["LlavaForConditionalGeneration"],
     "text_config": {"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 32064},
@@ -160,6 +168,9 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
             "sliding_windows",
             (5, None, 5, None),
         ),
+        (GRANITE4, "first.attention.rope", DefaultRope(10000.0)),
+        ({**GRANITE4, "position_embedding_type": "nope"}, "first.attention.rope", None),
+        (GRANITE4, "first.mlp", Gated(128)),
         (LLAVA, "num_layers", 32),
         (LLAVA, "num_kv_heads", 32),
         (LLAVA, "vocab_size", 32064),
