@@ -35,7 +35,7 @@ class NormSpec:
     Attributes:
         kind: `rms`, or `layer` for a layer norm.
         unit_offset: scale by 1 + weight (Gemma, Nemotron).
-        has_weight, has_bias: whether a layer norm has them; without, it scales by 1 and adds nothing.
+        has_weight, has_bias: of a layer norm; without, it scales by 1, and adds nothing.
     """
 
     kind: Literal["rms", "layer"]
