@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from engine.sampling_params import SamplingParams
-    from engine.text.sections import Section
+    from engine.text.sections.splitter import Section
 
 __all__ = [
     "LLM",
@@ -38,7 +38,7 @@ _MODULES = {
     "Logprob": "engine.outputs",
     "RequestOutput": "engine.outputs",
     "SamplingParams": "engine.sampling_params",
-    "Section": "engine.text.sections",
+    "Section": "engine.text.sections.splitter",
 }
 
 

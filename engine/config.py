@@ -38,7 +38,7 @@ from engine.setting_types import (
     ServedModelName,
     ToolCallParser,
 )
-from engine.text.section_tags import AUTO, REASONING, TOOL_CALLS
+from engine.text.sections.tags import AUTO, REASONING, TOOL_CALLS
 from engine.validation import describe
 
 ENV_PREFIX = "TRIDENT_"

@@ -25,7 +25,7 @@ from engine.prompts import Messages, Prompt, TokenizedPrompt, cut, rendered, tok
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
-from engine.text.section_reader import SectionReader
+from engine.text.sections.reader import SectionReader
 from engine.token_ids import pack_token_ids
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.protocol import RequestStats
-from engine.text.sections import Section
+from engine.text.sections.splitter import Section
 
 
 class Logprob(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from engine import null_device
-from engine.text.section_tags import AUTO, NONE, REASONING, TOOL_CALLS
+from engine.text.sections.tags import AUTO, NONE, REASONING, TOOL_CALLS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]

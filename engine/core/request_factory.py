@@ -29,12 +29,12 @@ from engine.protocol import AddRequest
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.after_reasoning import after_reasoning
-from engine.text.section_format import SectionFormat
-from engine.text.section_reader import place_after_prompt
-from engine.text.section_tracker import SectionTracker
-from engine.text.sections import Place
-from engine.text.stop import StopChecker
-from engine.text.stop_automaton import StopAutomaton
+from engine.text.sections.format import SectionFormat
+from engine.text.sections.reader import place_after_prompt
+from engine.text.sections.splitter import Place
+from engine.text.sections.tracker import SectionTracker
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.checker import StopChecker
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import TokenIds, unpack_token_ids
 from engine.validation import check_token_ids

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.protocol import TokenLogprobs
-from engine.text.section_tracker import SectionTracker
-from engine.text.stop import StopChecker
+from engine.text.sections.tracker import SectionTracker
+from engine.text.stop.checker import StopChecker
 
 
 @dataclass(slots=True)

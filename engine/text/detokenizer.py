@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.protocol import OutputDetails, SequenceOutput
-from engine.text.byte_level import ByteLevelRule
 from engine.text.byte_sets import ByteSets, byte_sets
-from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_rule import TextRule
-from engine.text.text_search import TokenScanner
+from engine.text.decoders.byte_level import ByteLevelRule
+from engine.text.decoders.text_rule import TextRule
+from engine.text.decoders.tokenwise import TokenwiseRule
+from engine.text.decoders.unknown import UnknownRule
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.search import TokenScanner
 from engine.text.tokenizer import Tokenizer
-from engine.text.tokenwise import TokenwiseRule
-from engine.text.unknown_decoder import UnknownRule
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.sampling_params import SamplingParams
 from engine.text.byte_sets import ALL_BYTES
-from engine.text.stop import StopMatch
+from engine.text.stop.checker import StopMatch
 
 SEEDS_PER_REQUEST = 1024
 VOCAB = 50  # of the models that these requests run on

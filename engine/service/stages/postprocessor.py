@@ -15,8 +15,8 @@ from engine.service.link import DetokenizerEnd, ForgedMessageError
 from engine.service.outputs import Array, prompt_logprobs_in, strings
 from engine.text.detokenizer import Detokenizer
 from engine.text.load_tokenizer import load_tokenizer
-from engine.text.section_format import SectionFormat
-from engine.text.section_reader import SectionReader
+from engine.text.sections.format import SectionFormat
+from engine.text.sections.reader import SectionReader
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import unpack_token_ids
 

@@ -13,8 +13,8 @@ from engine.core.slot_states import SlotStates
 from engine.protocol import SequenceOutput
 from engine.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
-from engine.text.stop import StopChecker
-from engine.text.stop_automaton import StopAutomaton
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.checker import StopChecker
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.strategies import Sequences, sequences
 from tests.factories.requests import append_tokens

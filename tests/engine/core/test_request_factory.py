@@ -5,8 +5,8 @@ from engine.core.request_factory import RequestFactory
 from engine.errors import RequestError
 from engine.protocol import AddRequest
 from engine.text.detokenizer import Detokenizer
-from engine.text.section_format import SectionFormat
-from engine.text.stop import StopAutomaton
+from engine.text.sections.format import SectionFormat
+from engine.text.stop.checker import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 from tests.factories.tokenizers import byte_level_tokenizer

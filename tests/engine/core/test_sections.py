@@ -14,7 +14,7 @@ from engine import LLM, SamplingParams, Section
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol import AddRequest, SequenceOutput
-from engine.text.section_reader import SectionReader
+from engine.text.sections.reader import SectionReader
 from engine.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tagged import Form, tagged_tokenizer

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.detokenizer import Detokenizer
-from engine.text.stop import StopChecker
-from engine.text.stop_automaton import StopAutomaton
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.checker import StopChecker
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.conftest import BUILDERS
 from tests.engine.text.strategies import token_ids

@@ -164,7 +164,7 @@ def test_loading_takes_no_torch(tmp_path: Path) -> None:
         from engine.text.chat_template import render
         from engine.text.defaults import GenerationDefaults
         from engine.text.detokenizer import Detokenizer
-        from engine.text.stop import StopChecker
+        from engine.text.stop.checker import StopChecker
         from engine.text.tokenizer import Tokenizer
         assert "transformers" not in sys.modules
         tokenizer = Tokenizer.from_pretrained(Path({str(tmp_path)!r}))

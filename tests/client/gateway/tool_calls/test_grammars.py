@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from client.gateway.tool_calls import FORMATS, ToolChoice
-from engine.text.section_tags import TOOL_CALLS
+from engine.text.sections.tags import TOOL_CALLS
 from tests.client.gateway.tool_calls.random_model import SCHEMAS, TAGS, Model, allowed, tools
 
 

@@ -26,7 +26,7 @@ from engine.service.stages.tokenized_request import engine_tensors
 from engine.service.stub.engine_inputs import parse_engine_inputs
 from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
-from engine.text.section_format import SectionFormat
+from engine.text.sections.format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 from tests.factories.tokenizers import byte_level_tokenizer

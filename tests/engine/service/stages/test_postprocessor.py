@@ -24,7 +24,7 @@ from engine.protocol import (
 from engine.service.link import DetokenizerEnd, EngineEnd
 from engine.service.outputs import Array, chunk_tensors
 from engine.service.stages.postprocessor import Postprocessor, decode_message
-from engine.text.section_format import SectionFormat
+from engine.text.sections.format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
 from tests.engine.service.stub.test_stream import out

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
 
-from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_search import TextSearch
+from engine.text.decoders.utf8 import incomplete_end, invalid_start, open_character
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.search import TextSearch
 from engine.text.tokenizer import Tokenizer
-from engine.text.utf8 import incomplete_end, invalid_start, open_character
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

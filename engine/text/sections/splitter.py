@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.text.section_format import SectionFormat, State
+from engine.text.sections.format import SectionFormat, State
 
 _MAX_STEP = 64  # characters searched at once; what is left after a tag is searched again
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from engine.protocol import OutputDetails
 from engine.text.detokenizer import Detokenizer
-from engine.text.section_format import SectionFormat
-from engine.text.section_reader import SectionReader, place_after_prompt
-from engine.text.section_tracker import SectionTracker
-from engine.text.sections import Place, Section
-from engine.text.stop import StopChecker
-from engine.text.stop_automaton import StopAutomaton
+from engine.text.sections.format import SectionFormat
+from engine.text.sections.reader import SectionReader, place_after_prompt
+from engine.text.sections.splitter import Place, Section
+from engine.text.sections.tracker import SectionTracker
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.checker import StopChecker
 from tests.factories.tagged import format_of, tagged
 
 THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>")

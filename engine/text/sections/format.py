@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from engine.text.section_tags import AUTO, HARMONY, NONE, REASONING, TOOL_CALLS, Kind, Tags
-from engine.text.stop_automaton import StopAutomaton
+from engine.text.sections.tags import AUTO, HARMONY, NONE, REASONING, TOOL_CALLS, Kind, Tags
+from engine.text.stop.automaton import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 
 _HEADER_STARTS, (_MESSAGE,), _MESSAGE_ENDS = HARMONY[0].starts, HARMONY[0].ends, HARMONY[1].ends

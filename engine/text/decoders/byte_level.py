@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 
-from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_search import TextSearch
+from engine.text.decoders.utf8 import decode_complete, incomplete_end, is_continuation
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.search import TextSearch
 from engine.text.tokenizer import Tokenizer
-from engine.text.utf8 import decode_complete, incomplete_end, is_continuation
 
 
 class ByteLevelRule:

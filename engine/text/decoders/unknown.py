@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_search import TextSearch
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.search import TextSearch
 from engine.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

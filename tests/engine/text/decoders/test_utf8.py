@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.text.utf8 import decode_complete, incomplete_end, invalid_start, open_character
+from engine.text.decoders.utf8 import decode_complete, incomplete_end, invalid_start, open_character
 
 almost_text = st.lists(
     st.binary(max_size=3) | st.sampled_from([*"aé你🦊\ud7ff\U0010ffff"]).map(str.encode), max_size=6

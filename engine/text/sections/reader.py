@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine.protocol import OutputDetails, SequenceOutput
 from engine.text.detokenizer import Detokenizer
-from engine.text.section_format import SectionFormat
-from engine.text.sections import Event, Place, Section, SectionSplitter
+from engine.text.sections.format import SectionFormat
+from engine.text.sections.splitter import Event, Place, Section, SectionSplitter
 
 _MAX_TURN = 4096  # tokens of the prompt that may belong to the turn that it leaves open
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.detokenizer import Detokenizer
-from engine.text.stop import StopChecker
-from engine.text.stop_automaton import StopAutomaton, StopMatch
+from engine.text.stop.automaton import StopAutomaton, StopMatch
+from engine.text.stop.checker import StopChecker
 from tests.engine.text.conftest import token_flags
 from tests.engine.text.strategies import sequences
 

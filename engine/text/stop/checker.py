@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from engine.text.byte_sets import ALL_BYTES, ByteSets
 from engine.text.detokenizer import Detokenizer
-from engine.text.stop_automaton import StopAutomaton, StopMatch
+from engine.text.stop.automaton import StopAutomaton, StopMatch
 
 
 class StopChecker:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.text.section_tags import AUTO, NONE
+from engine.text.sections.tags import AUTO, NONE
 from engine.text.tokenizer import Tokenizer
 
 # By what is in the chat template, all of it; the first that fits. Names as in `TOOL_CALLS`.

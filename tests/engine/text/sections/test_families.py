@@ -9,13 +9,13 @@ from engine.errors import ConfigError
 from engine.protocol import OutputDetails
 from engine.text import chat_template
 from engine.text.detokenizer import Detokenizer
-from engine.text.section_format import SectionFormat
-from engine.text.section_reader import SectionReader, place_after_prompt
-from engine.text.section_tags import REASONING, TOOL_CALLS
-from engine.text.section_tracker import SectionTracker
-from engine.text.sections import Place, Section
+from engine.text.sections.format import SectionFormat
+from engine.text.sections.reader import SectionReader, place_after_prompt
+from engine.text.sections.splitter import Place, Section
+from engine.text.sections.tags import REASONING, TOOL_CALLS
+from engine.text.sections.tool_call_parser import tool_call_parser
+from engine.text.sections.tracker import SectionTracker
 from engine.text.tokenizer import Tokenizer
-from engine.text.tool_call_parser import tool_call_parser
 from tests.factories.tagged import Form, format_of, tagged, template
 from tests.factories.tokenizers import byte_level_tokenizer
 

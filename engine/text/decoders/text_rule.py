@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.text.stop_automaton import StopAutomaton
-from engine.text.text_search import TokenScanner
+from engine.text.stop.automaton import StopAutomaton
+from engine.text.stop.search import TokenScanner
 
 
 class TextRule(Protocol):

@@ -7,7 +7,7 @@ from itertools import takewhile
 from operator import eq
 from typing import Protocol
 
-from engine.text.stop_automaton import StopAutomaton, StopMatch
+from engine.text.stop.automaton import StopAutomaton, StopMatch
 
 
 class TextSearch:

@@ -1,0 +1,1 @@
+"""Which text of an output is content, reasoning or a tool call, by the tags of each family."""

@@ -1,0 +1,1 @@
+"""Stop strings, searched at once and piece by piece; what may become one is held back."""
