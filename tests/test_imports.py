@@ -34,7 +34,13 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine.execution": _AROUND,
     "engine.weights": ("engine.execution", "engine.core", *_AROUND),
     "engine.models": ("engine.weights", "engine.execution", "engine.core", *_AROUND),
-    "engine.tensor_files": (*_LAYERED, *_AROUND, "engine.core"),
+    # The names of tensors in a GGUF file are those of the model's modules.
+    "engine.checkpoint": (
+        *(package for package in _LAYERED if package != "engine.models"),
+        *_AROUND,
+        "engine.core",
+    ),
+    "engine.checkpoint.tensor_files": (*_LAYERED, *_AROUND, "engine.core"),
     "engine.quantization": ("engine.weights", "engine.execution", "engine.core", *_AROUND),
     "engine.layers": (*_LAYERED[1:], "engine.core", "engine.config", *_AROUND),
     # Code of one process is not imported by another; what they share lies beside these packages.

@@ -24,7 +24,7 @@ from client.bench.servers.random_checkpoint import random_checkpoint
 from client.bench.servers.server import Server
 from client.bench.servers.trident import TRIDENT, WAYS, trident
 from client.commands.server_display import stopped_by_signals
-from engine.hub import resolve_checkpoint
+from engine.checkpoint.hub import resolve_checkpoint
 
 _BATCHINGS = ("none", "static", "continuous")  # of transformers, in `servers/baseline.py`
 _PER_STREAM = 4  # requests of a stream, unless told

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain
 
+from engine.checkpoint.hub import resolve_checkpoint
 from engine.config import EngineConfig
 from engine.core.constraints.grammar_queue import GrammarQueue
 from engine.core.constraints.processors import load_processors
@@ -30,7 +31,6 @@ from engine.errors import (
 )
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
-from engine.hub import resolve_checkpoint
 from engine.logits_processors import ProcessorContext
 from engine.models.pooling import purpose_of
 from engine.models.registry import read_model_spec

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from engine.checkpoint.hub import resolve_checkpoint, resolve_tokenizer
 from engine.errors import CheckpointError
-from engine.hub import resolve_checkpoint, resolve_tokenizer
 from engine.launch import arguments as flags
 from engine.launch import child, security, server_log
 from engine.launch.environment import effective_config, server_environment, settings_variables

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint_config import read_config
+from engine.checkpoint.config import read_config
+from engine.checkpoint.gguf.names import GGUF, spec_of_gguf
 from engine.fields import Fields
-from engine.gguf.names import GGUF, spec_of_gguf
 from engine.models.spec import ModelSpec
 
 # Architecture, as `config.json` names it -> file in `engine.models.families`.

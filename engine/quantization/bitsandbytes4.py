@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.checkpoint.tensor_files.elements import read_tensor
+from engine.checkpoint.tensor_files.headers import StoredTensor, read_headers, where_missing
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields, parse_json_object
 from engine.layers.stored_weight import CodedWeight
@@ -23,8 +25,6 @@ from engine.quantization.format import (
     num_bytes_of_codes,
 )
 from engine.quantization.ignored import is_ignored
-from engine.tensor_files.elements import read_tensor
-from engine.tensor_files.headers import StoredTensor, read_headers, where_missing
 from kernels.quantized.codes import can_pack
 
 _TYPES = ("nf4", "fp4")

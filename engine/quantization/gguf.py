@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.checkpoint.gguf.blocks import dequantize_blocks
+from engine.checkpoint.gguf.names import GGUF
+from engine.checkpoint.gguf.reader import GgufFile, block_size, read_gguf
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
-from engine.gguf.blocks import dequantize_blocks
-from engine.gguf.names import GGUF
-from engine.gguf.reader import GgufFile, block_size, read_gguf
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.quantization.format import Format, QuantizedCheckpoint, Stored
 from engine.quantization.gguf_integers import grouped_weight, integer_kind

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.gguf.blocks import dequantize_blocks
-from engine.gguf.reader import block_size
+from engine.checkpoint.gguf.blocks import dequantize_blocks
+from engine.checkpoint.gguf.reader import block_size
 from engine.layers.integer_weight import GroupedWeight, IntegerKind, round_to_8_bits
 
 _GROUP = 32  # inputs

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.checkpoint_config import overridden
+from engine.checkpoint.config import overridden
+from engine.checkpoint.json_files import read_object
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.sampling_params import SamplingParams
-from engine.text.checkpoint_json import read_object
 from engine.text.tokenizer import Tokenizer
 
 _FILE = "generation_config.json"

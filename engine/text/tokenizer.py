@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+from engine.checkpoint.json_files import read_object
 from engine.errors import CheckpointError, RequestError, TridentError
-from engine.text.checkpoint_json import read_object
 
 _JSON_FILES = (
     "tokenizer.json",

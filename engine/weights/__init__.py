@@ -7,7 +7,7 @@ which the data is cast or copied to the GPU. Pickled files are never opened, sin
 code.
 """
 
-from engine.tensor_files.headers import INDEX, SINGLE
+from engine.checkpoint.tensor_files.headers import INDEX, SINGLE
 from engine.weights.dummy import fill_with_random_weights
 from engine.weights.head import with_stored_head
 from engine.weights.loader import check_weights, initialise_weights, load_weights

@@ -6,11 +6,11 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from engine.checkpoint.tensor_files.elements import hold_equal_values
+from engine.checkpoint.tensor_files.headers import read_headers
 from engine.models.pooling import purpose_of
 from engine.models.spec import ModelSpec
 from engine.models.tensor_names import EMBEDDING, HEAD
-from engine.tensor_files.elements import hold_equal_values
-from engine.tensor_files.headers import read_headers
 from engine.weights.matching import require_float
 
 log = logging.getLogger("trident.engine")

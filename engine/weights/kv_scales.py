@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from engine.checkpoint.tensor_files.elements import read_tensor
+from engine.checkpoint.tensor_files.headers import StoredTensor
 from engine.errors import CheckpointError
 from engine.layers.attention import Attention
 from engine.models.tensor_names import TensorNames
-from engine.tensor_files.elements import read_tensor
-from engine.tensor_files.headers import StoredTensor
 from engine.weights.matching import require_float
 
 # Tensor name relative to a layer's attention -> the `Attention` buffers that it fills.

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.checkpoint.tensor_files.elements import read_tensor
+from engine.checkpoint.tensor_files.headers import DTYPES, FLOATS, StoredTensor, where_missing
 from engine.errors import CheckpointError
 from engine.layers.experts import Experts
 from engine.layers.linear import Linear
@@ -16,8 +18,6 @@ from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.stored import StoredProjection
-from engine.tensor_files.elements import read_tensor
-from engine.tensor_files.headers import DTYPES, FLOATS, StoredTensor, where_missing
 
 
 class Place(NamedTuple):

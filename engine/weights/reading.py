@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.tensor_files.elements import open_file, read_elements, read_into
-from engine.tensor_files.headers import StoredTensor
+from engine.checkpoint.tensor_files.elements import open_file, read_elements, read_into
+from engine.checkpoint.tensor_files.headers import StoredTensor
 from engine.weights.staging import Buffer, Copier, Staging
 
 # A piece that is cast on the host stays in the CPU cache between reading and casting.

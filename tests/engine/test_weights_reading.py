@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.checkpoint.tensor_files.elements import read_tensor
+from engine.checkpoint.tensor_files.headers import SINGLE, StoredTensor, read_headers
 from engine.errors import CheckpointError
-from engine.tensor_files.elements import read_tensor
-from engine.tensor_files.headers import SINGLE, StoredTensor, read_headers
 from engine.weights.reading import Span, read_spans, split_into_spans
 from engine.weights.staging import CudaCopier
 
@@ -149,7 +149,7 @@ def test_short_reads_are_continued(large: dict[str, Tensor], tmp_path: Path) -> 
     def short(file: int, buffers: list[memoryview], offset: int) -> int:
         return preadv(file, [buffers[0][:333]], offset)
 
-    with patch("engine.tensor_files.elements.os.preadv", short):
+    with patch("engine.checkpoint.tensor_files.elements.os.preadv", short):
         read_spans(spans, None, num_threads=3)
     assert all(torch.equal(places[name], tensor) for name, tensor in large.items())
 
@@ -179,7 +179,7 @@ def test_an_error_of_the_disk_ends_all_threads_soon(
         return preadv(file, buffers, offset)
 
     with (
-        patch("engine.tensor_files.elements.os.preadv", broken),
+        patch("engine.checkpoint.tensor_files.elements.os.preadv", broken),
         pytest.raises(CheckpointError, match=r"^weight\.0: cannot be read .* Input/output error"),
     ):
         read_spans(spans, None, num_threads=2)
@@ -225,7 +225,10 @@ def test_control_c_while_waiting_for_the_disk(
         time.sleep(0.02)
         return preadv(file, buffers, offset)
 
-    with patch("engine.tensor_files.elements.os.preadv", slow), pytest.raises(KeyboardInterrupt):
+    with (
+        patch("engine.checkpoint.tensor_files.elements.os.preadv", slow),
+        pytest.raises(KeyboardInterrupt),
+    ):
         read_spans(spans, LateCopier() if staged else None, num_threads=2)
     assert len(reads) < len(spans) / 4
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from engine.checkpoint.hub import resolve_checkpoint
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.hub import resolve_checkpoint
 from engine.prompt_logprobs import positions
 from engine.protocol import NULL_LOGPROBS, Chunk, DetokenizerInput, TokenLogprobs
 from engine.service.link import DetokenizerEnd, ForgedMessageError

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.checkpoint.hub import resolve_checkpoint
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.hub import resolve_checkpoint
 from engine.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,
     MAX_LOGIT_BIAS,

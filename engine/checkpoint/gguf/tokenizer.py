@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.gguf.names import GGUF
+from engine.checkpoint.gguf.reader import GgufFile
+from engine.checkpoint.gguf.splits import mend_splits
 from engine.errors import CheckpointError
 from engine.fields import Fields
-from engine.gguf.names import GGUF
-from engine.gguf.reader import GgufFile
-from engine.gguf.splits import mend_splits
 
 _FILE = "tokenizer.json"
 # Pre-tokenizers of llama.cpp that come with a BOS token, if the file says nothing of it, and take a

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.checkpoint.gguf.blocks import dequantize_blocks
+from engine.checkpoint.tensor_files.headers import StoredTensor
 from engine.errors import CheckpointError
-from engine.gguf.blocks import dequantize_blocks
-from engine.tensor_files.headers import StoredTensor
 
 _COMPARED_ELEMENTS = 2**22
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from engine.checkpoint.gguf.config import make_config
+from engine.checkpoint.gguf.names import GGUF
+from engine.checkpoint.gguf.reader import read_gguf
+from engine.checkpoint.gguf.tokenizer import write_tokenizer
 from engine.errors import CheckpointError
-from engine.gguf.config import make_config
-from engine.gguf.names import GGUF
-from engine.gguf.reader import read_gguf
-from engine.gguf.tokenizer import write_tokenizer
 
 
 def folder_of_gguf(file: Path) -> Path:

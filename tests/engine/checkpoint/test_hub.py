@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from engine.checkpoint.hub import resolve_checkpoint
 from engine.demo import CHECKPOINT_DIR
 from engine.errors import CheckpointError
-from engine.hub import resolve_checkpoint
 from tests.factories.hub_server import hub_server
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import functools, json, os, sys
 from engine.errors import CheckpointError
-from engine.hub import resolve_checkpoint, resolve_tokenizer
+from engine.checkpoint.hub import resolve_checkpoint, resolve_tokenizer
 resolve = {
     "all": resolve_checkpoint,
     "no weights": functools.partial(resolve_checkpoint, weights=False),

@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.checkpoint.gguf.config import make_config
+from engine.checkpoint.gguf.reader import TYPES, read_gguf
+from engine.checkpoint.hub import resolve_checkpoint
 from engine.errors import CheckpointError, UnsupportedError
-from engine.gguf.config import make_config
-from engine.gguf.reader import TYPES, read_gguf
-from engine.hub import resolve_checkpoint
 from engine.layers.panel_linear import PanelLinear
 from engine.text.tokenizer import Tokenizer
 from kernels.cpu import linear as panels
@@ -221,7 +221,7 @@ def test_the_folder_is_made_once(
     assert (folder / "config.json").stat().st_mtime_ns == made
     os.utime(path)  # another file
     assert resolve_checkpoint(str(path)) != folder
-    monkeypatch.setattr("engine.gguf.folder._readers", lambda: "others")
+    monkeypatch.setattr("engine.checkpoint.gguf.folder._readers", lambda: "others")
     resolve_checkpoint(str(path))
     assert len(list(cache.iterdir())) == 3
 

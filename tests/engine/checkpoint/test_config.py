@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.checkpoint_config import overridden, read_config
+from engine.checkpoint.config import overridden, read_config
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.layers.rope import DefaultRope, LinearRope

@@ -11,9 +11,9 @@ import pytest
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
-from engine.gguf.names import GGUF
-from engine.gguf.reader import read_gguf
-from engine.gguf.tokenizer import write_tokenizer
+from engine.checkpoint.gguf.names import GGUF
+from engine.checkpoint.gguf.reader import read_gguf
+from engine.checkpoint.gguf.tokenizer import write_tokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.factories.gguf_files import write_vocabulary
 from tests.factories.llama_cpp import download

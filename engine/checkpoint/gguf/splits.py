@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from engine.checkpoint.gguf.reader import GgufFile
 from engine.fields import Fields
-from engine.gguf.reader import GgufFile
 
 log = logging.getLogger("trident.gguf")
 

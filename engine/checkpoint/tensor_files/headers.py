@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.checkpoint.gguf.names import GGUF
+from engine.checkpoint.gguf.reader import block_size, read_gguf
 from engine.errors import CheckpointError
 from engine.fields import Fields, read_json_object
-from engine.gguf.names import GGUF
-from engine.gguf.reader import block_size, read_gguf
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

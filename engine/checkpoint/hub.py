@@ -36,7 +36,7 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
     if os.path.isdir(folder):
         return Path(folder)
     if os.path.isfile(folder) and folder.endswith(".gguf"):
-        from engine.gguf.folder import folder_of_gguf
+        from engine.checkpoint.gguf.folder import folder_of_gguf
 
         return folder_of_gguf(Path(folder))
     if os.path.exists(folder):

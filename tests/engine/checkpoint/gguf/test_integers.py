@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.gguf.reader import block_size
+from engine.checkpoint.gguf.reader import block_size
 from engine.layers.integer_weight import IntegerKind
 from engine.quantization.gguf import GgufBlocks
 from tests.factories.gguf_files import random_blocks

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.checkpoint.gguf.reader import GgufFile
 from engine.errors import CheckpointError
 from engine.fields import Fields
-from engine.gguf.reader import GgufFile
 
 EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
