@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         Logprob,
         RequestOutput,
     )
-    from engine.sampling_params import SamplingParams
+    from engine.request.sampling_params import SamplingParams
     from engine.text.sections.splitter import Section
 
 __all__ = [
@@ -37,7 +37,7 @@ _MODULES = {
     "EmbeddingRequestOutput": "engine.outputs",
     "Logprob": "engine.outputs",
     "RequestOutput": "engine.outputs",
-    "SamplingParams": "engine.sampling_params",
+    "SamplingParams": "engine.request.sampling_params",
     "Section": "engine.text.sections.splitter",
 }
 

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from engine import null_device, unsupported
+from engine import null_device
 from engine.errors import ConfigError
 from engine.setting_types import (
     Device,
@@ -39,7 +39,8 @@ from engine.setting_types import (
     ToolCallParser,
 )
 from engine.text.sections.tags import AUTO, REASONING, TOOL_CALLS
-from engine.validation import describe
+from engine.validation import unsupported
+from engine.validation.checks import describe
 
 ENV_PREFIX = "TRIDENT_"
 

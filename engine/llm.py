@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from engine import unsupported
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, error_of
@@ -21,12 +20,13 @@ from engine.outputs import (
     RequestOutput,
 )
 from engine.prompt_logprobs import positions
-from engine.prompts import Messages, Prompt, TokenizedPrompt, cut, rendered, tokenized
 from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.request.prompts import Messages, Prompt, TokenizedPrompt, cut, rendered, tokenized
+from engine.request.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
 from engine.text.sections.reader import SectionReader
 from engine.token_ids import pack_token_ids
+from engine.validation import unsupported
 
 
 class LLM:

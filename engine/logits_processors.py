@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.limits import MAX_WORD_CHARACTERS
 from engine.text.tokenizer import Tokenizer
+from engine.validation.limits import MAX_WORD_CHARACTERS
 
 ENTRY_POINTS = "trident.logits_processors"
 

@@ -30,7 +30,9 @@ _AROUND = ("engine.service", "engine.launch", "engine.llm", "engine.bench")
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "engine": ("client", "model_repository"),
     "engine.core": _AROUND,
-    "engine.text": (*_LAYERED, *_AROUND, "engine.core"),
+    "engine.request": (*_LAYERED, *_AROUND, "engine.core"),
+    "engine.text": (*_LAYERED, *_AROUND, "engine.core", "engine.request"),
+    "engine.validation": (*_LAYERED, *_AROUND, "engine.core", "engine.request", "engine.text"),
     "engine.execution": _AROUND,
     "engine.weights": ("engine.execution", "engine.core", *_AROUND),
     "engine.models": ("engine.weights", "engine.execution", "engine.core", *_AROUND),

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from engine import unsupported
 from engine.config import EngineConfig
 from engine.launch.arguments import as_flag, setting_flags
+from engine.validation import unsupported
 
 # vLLM's, by setting.
 _SHORT_FLAGS = {

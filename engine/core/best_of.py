@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.request import Request
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)

@@ -36,9 +36,9 @@ from engine.models.pooling import purpose_of
 from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
 from engine.protocol import FOR_EMBEDDINGS, AddRequest, Ready, RequestFailed, SequenceOutput, Stats
+from engine.request.generation_defaults import GenerationDefaults
 from engine.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.text.chat_template import template_facts
-from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary

@@ -16,7 +16,7 @@ from engine.core.counter import NUM_COUNTERS, Counter
 from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request_state import RequestKV, RequestOutput, RequestTimes
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.text.grammar.matcher import SequenceGrammar
 from engine.text.sections.tracker import SectionTracker
 from engine.text.stop.checker import StopChecker

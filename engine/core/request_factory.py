@@ -14,19 +14,10 @@ from engine.core.constraints.thinking_budget import ThinkingBudget
 from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request import Request
 from engine.errors import RequestError, UnsupportedError
-from engine.limits import (
-    MAX_LOGPROBS_AT_ONCE,
-    MAX_OUTPUT_TOKENS,
-    MAX_PROMPT_TOKENS,
-    check_cache_salt,
-    check_length,
-    check_size,
-    check_tenant,
-)
 from engine.logits_processors import LogitsProcessor
 from engine.models.pooling import BOTH, Purpose
 from engine.protocol import AddRequest
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.after_reasoning import after_reasoning
 from engine.text.sections.format import SectionFormat
@@ -37,7 +28,16 @@ from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import TokenIds, unpack_token_ids
-from engine.validation import check_token_ids
+from engine.validation.checks import check_token_ids
+from engine.validation.limits import (
+    MAX_LOGPROBS_AT_ONCE,
+    MAX_OUTPUT_TOKENS,
+    MAX_PROMPT_TOKENS,
+    check_cache_salt,
+    check_length,
+    check_size,
+    check_tenant,
+)
 
 _MAX_AUTOMATA = 32  # each takes up to 4 MB, of `stop` at its limit
 

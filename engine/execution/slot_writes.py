@@ -9,7 +9,7 @@ from engine.core.constraints.token_masks import token_mask
 from engine.core.kv.group_windows import blocks_for
 from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
 from engine.execution.devices import ResolvedConfig
-from engine.limits import MAX_LOGIT_BIAS
+from engine.validation.limits import MAX_LOGIT_BIAS
 from kernels.step.slot_tables import SlotTables
 from kernels.step.slot_writes import SlotWrites
 

@@ -19,7 +19,7 @@ from engine.core.schedule import Adjustments, SamplingBatch, Schedule
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.execution.devices import ResolvedConfig
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from kernels.quantized.splits import MOST_SPLIT
 
 _PLAIN = SamplingParams(temperature=0)

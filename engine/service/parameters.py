@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError
-from engine.limits import (
+from engine.service.tensors import InputReader
+from engine.validation.limits import (
     MAX_SAMPLING_CHARACTERS,
     MAX_SAMPLING_FIELDS,
     check_cache_salt,
     check_size,
     check_tenant,
 )
-from engine.service.tensors import InputReader
 
 # Request parameters that Triton and its clients set for themselves.
 _TRITON_PARAMETERS = frozenset(

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.errors import RequestError, TridentError
-from engine.limits import shown
 from engine.service.garbage import spare_startup_objects
 from engine.service.logs import configure_logging
 from engine.service.parameters import decode_parameters
 from engine.service.parent import end_with_parent
 from engine.service.tensors import Tensors
+from engine.validation.limits import shown
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError, UnsupportedError
-from engine.limits import MAX_CHAT_CHARACTERS, check_size
-from engine.validation import member
+from engine.validation.checks import member
+from engine.validation.limits import MAX_CHAT_CHARACTERS, check_size
 
 CACHE_MARK = "cache_control"  # Anthropic's; prefixes are cached whether they are marked or not
 # Fields of vLLM that are not implemented, and why.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypedDict
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
-from engine.limits import MAX_MESSAGES, check_size
 from engine.text.chat_parameters import CACHE_MARK, ChatParameters, reasoning_switches
 from engine.text.plain_turns import plain_turns
 from engine.text.tokenizer import Tokenizer
-from engine.validation import member
+from engine.validation.checks import member
+from engine.validation.limits import MAX_MESSAGES, check_size
 
 _DEFAULTS = ChatParameters()
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")

@@ -3,9 +3,9 @@
 from client.gateway.schemas.chat import ChatRequest
 from client.gateway.schemas.sampling import SamplingFields
 from client.gateway.schemas.tokens import TokenizeRequest
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
-from engine.unsupported import PARAMETERS
+from engine.validation.unsupported import PARAMETERS
 
 # Fields that each route has in its own form, and what only the gateway asks for.
 OF_ROUTES = {"max_tokens", "logprobs", "return_embedding", "return_sections"}

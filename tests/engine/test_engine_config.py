@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine import SamplingParams, unsupported
+from engine import SamplingParams
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.validation import unsupported
 
 
 def write(tmp_path: Path, **fields: object) -> Path:

@@ -8,7 +8,7 @@ from engine.core.beams.beam import Beam, BeamGroup
 from engine.core.beams.beam_search import BeamSearch
 from engine.core.schedule import SampledLogprobs
 from engine.protocol import TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB
 
 

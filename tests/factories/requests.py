@@ -9,7 +9,7 @@ from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.kv.tables import num_places
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.text.byte_sets import ALL_BYTES
 from engine.text.stop.checker import StopMatch
 

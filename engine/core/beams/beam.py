@@ -14,7 +14,7 @@ from engine.core.request import Finish, FinishReason, Request
 from engine.core.request_state import RequestOutput
 from engine.errors import RequestError
 from engine.protocol import TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)

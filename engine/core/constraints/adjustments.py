@@ -12,8 +12,8 @@ from engine.core.constraints.processors import AskedProcessor
 from engine.core.request import Request
 from engine.core.schedule import Adjustments, Float32s, Int32s, Schedule
 from engine.errors import TridentError
-from engine.limits import shown
 from engine.logits_processors import Adjustment, LogitsProcessor, ProcessorRow
+from engine.validation.limits import shown
 
 _LARGEST = np.finfo(np.float32).max
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from engine.core.constraints.dry import Dry, DryArgs
 from engine.errors import ConfigError, RequestError, TridentError
-from engine.limits import MAX_DRY_TOKENS
 from engine.logits_processors import (
     ENTRY_POINTS,
     LogitsProcessor,
     ProcessorContext,
     ProcessorRow,
 )
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
+from engine.validation.limits import MAX_DRY_TOKENS
 
 log = logging.getLogger("trident.engine")
 

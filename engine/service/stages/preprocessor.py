@@ -8,7 +8,20 @@ from typing import Any
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.limits import (
+from engine.models.registry import read_model_spec
+from engine.protocol import ResponseOptions
+from engine.request.generation_defaults import GenerationDefaults
+from engine.request.prompts import truncated
+from engine.request.sampling_params import SamplingParams
+from engine.service.stages.request_inputs import RequestInputs
+from engine.service.stages.tokenized_request import TokenizedRequest
+from engine.text.chat_parameters import ChatParameters
+from engine.text.chat_template import parse_messages, render_text
+from engine.text.load_tokenizer import load_tokenizer
+from engine.text.tokenizer import Tokenizer
+from engine.token_ids import TokenIds, token_array
+from engine.validation.checks import check_token_ids
+from engine.validation.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,
     MAX_LOGIT_BIAS,
     check_length,
@@ -16,19 +29,6 @@ from engine.limits import (
     check_size,
     max_prompt_characters,
 )
-from engine.models.registry import read_model_spec
-from engine.prompts import truncated
-from engine.protocol import ResponseOptions
-from engine.sampling_params import SamplingParams
-from engine.service.stages.request_inputs import RequestInputs
-from engine.service.stages.tokenized_request import TokenizedRequest
-from engine.text.chat_parameters import ChatParameters
-from engine.text.chat_template import parse_messages, render_text
-from engine.text.defaults import GenerationDefaults
-from engine.text.load_tokenizer import load_tokenizer
-from engine.text.tokenizer import Tokenizer
-from engine.token_ids import TokenIds, token_array
-from engine.validation import check_token_ids
 
 DEFAULT_MAX_TOKENS = 16  # of a completion, as OpenAI's; a chat may fill the context
 _MEAN_CHARACTERS = 4  # of a token

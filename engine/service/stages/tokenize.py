@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import RequestError
-from engine.limits import MAX_PROMPT_TOKENS
 from engine.service.outputs import strings
 from engine.service.stages.preprocessor import Preprocessor
 from engine.service.tensors import InputReader, Tensors
 from engine.text.chat_parameters import ChatParameters
+from engine.validation.limits import MAX_PROMPT_TOKENS
 
 
 def tokenize_tensors(tensors: Tensors, preprocess: Preprocessor) -> dict[str, NDArray[Any]] | None:

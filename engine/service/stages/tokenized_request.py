@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.protocol import ResponseOptions
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.service.stages.request_inputs import requested_outputs
 from engine.service.tensors import InputReader, Tensors
 from engine.token_ids import TokenIds

@@ -10,15 +10,8 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError
-from engine.limits import (
-    MAX_PREFIX_BYTES,
-    MAX_REQUEST_ID_CHARACTERS,
-    check_length,
-    check_size,
-    max_prompt_characters,
-)
 from engine.protocol import Ready, ResponseOptions
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.service.parameters import (
     client_parameters,
     parse_sampling_parameters,
@@ -28,6 +21,13 @@ from engine.service.parameters import (
 )
 from engine.service.stub.stream import NewRequest
 from engine.service.tensors import InputReader, Tensors
+from engine.validation.limits import (
+    MAX_PREFIX_BYTES,
+    MAX_REQUEST_ID_CHARACTERS,
+    check_length,
+    check_size,
+    max_prompt_characters,
+)
 
 _MAX_OUTPUTS_BYTES = 1024  # of `ResponseOptions` beside the prompt
 _MAX_AGE_S = 3600.0  # of a request that leaves the tokenizer stage

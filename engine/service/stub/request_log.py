@@ -9,9 +9,9 @@ import logging
 import time
 
 from engine.errors import EngineDeadError, RequestCancelledError, TridentError
-from engine.limits import shown
 from engine.protocol import RequestStats
 from engine.service.stub.stream import RequestStream
+from engine.validation.limits import shown
 
 log = logging.getLogger("trident.request")
 

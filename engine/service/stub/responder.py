@@ -15,7 +15,6 @@ import triton_python_backend_utils as pb_utils
 
 from engine.config import EngineConfig
 from engine.errors import RequestCancelledError, RequestError
-from engine.limits import MAX_REQUEST_ID_CHARACTERS, check_size
 from engine.protocol import Chunk, DetokenizerInput, OutputDetails, ResponseOptions
 from engine.service.cancellation import CancelPoller
 from engine.service.link import EngineEnd
@@ -29,6 +28,7 @@ from engine.service.stub.stream import ResponseSink
 from engine.service.stub.window import Window
 from engine.service.tensors import InputReader, Tensors
 from engine.service.triton import Stage, input_tensors, request_id, request_parameters
+from engine.validation.limits import MAX_REQUEST_ID_CHARACTERS, check_size
 
 
 class Responder:

@@ -15,11 +15,11 @@ import numpy as np
 from msgspec import structs
 
 from engine.errors import RequestCancelledError, TridentError
-from engine.limits import shown
 from engine.protocol import Chunk, DetokenizerInput
 from engine.service.outputs import Array
 from engine.service.stub.window import Window
 from engine.service.triton import FINAL, Stage, send
+from engine.validation.limits import shown
 
 TensorsOf = Callable[[list[Chunk]], dict[str, Array]]
 

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.errors import RequestError
-from engine.limits import check_size
 from engine.text.grammar.spec import MAX_CHARACTERS, GrammarKind, GrammarSpec
-from engine.validation import describe, member
+from engine.validation.checks import describe, member
+from engine.validation.limits import check_size
 
 FIELD = "structured_outputs"
 

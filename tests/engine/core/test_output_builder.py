@@ -11,7 +11,7 @@ from engine.core.output_builder import OutputBuilder
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
 from engine.protocol import SequenceOutput
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker

@@ -13,7 +13,7 @@ from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.llm import LLM
 from engine.protocol import AddRequest, SequenceOutput
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.token_ids import pack_token_ids
 from tests.factories.outputs import listed
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import UnsupportedError
 from engine.llm import LLM
 from engine.quantization.registry import read_quantization, while_loading
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.setting_types import QuantizationSetting
 from tests.factories.paged_model import PagedModel
 from tests.factories.quantized import FORMATS, change_config, write_quantized

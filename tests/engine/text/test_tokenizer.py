@@ -162,7 +162,7 @@ def test_loading_takes_no_torch(tmp_path: Path) -> None:
         from pathlib import Path
         from engine.config import EngineConfig
         from engine.text.chat_template import render
-        from engine.text.defaults import GenerationDefaults
+        from engine.request.generation_defaults import GenerationDefaults
         from engine.text.detokenizer import Detokenizer
         from engine.text.stop.checker import StopChecker
         from engine.text.tokenizer import Tokenizer

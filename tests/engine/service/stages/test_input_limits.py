@@ -13,22 +13,22 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from engine import limits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.errors import RequestError
 from engine.protocol import AddRequest, Ready
-from engine.sampling_params import SamplingParams
+from engine.request.generation_defaults import GenerationDefaults
+from engine.request.sampling_params import SamplingParams
 from engine.service.parameters import decode_parameters
 from engine.service.stages.preprocessor import Preprocessor
 from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenized_request import engine_tensors
 from engine.service.stub.engine_inputs import parse_engine_inputs
-from engine.text.defaults import GenerationDefaults
 from engine.text.detokenizer import Detokenizer
 from engine.text.sections.format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import pack_token_ids
+from engine.validation import limits
 from tests.factories.tokenizers import byte_level_tokenizer
 
 REPOSITORY = Path(__file__).parents[4] / "model_repository"

@@ -9,12 +9,12 @@ import pytest
 
 from engine.errors import RequestError
 from engine.protocol import Ready, ResponseOptions
-from engine.sampling_params import SamplingParams
+from engine.request.generation_defaults import GenerationDefaults
+from engine.request.sampling_params import SamplingParams
 from engine.service.stages.preprocessor import Preprocessor
 from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenized_request import TokenizedRequest, engine_tensors
 from engine.service.stub.engine_inputs import parse_engine_inputs
-from engine.text.defaults import GenerationDefaults
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from engine.errors import RequestError, UnsupportedError
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.service.stages.request_inputs import RequestInputs, parse_inputs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import RequestError
-from engine.unsupported import means
+from engine.validation.unsupported import means
 
 NOT_WITH_BEAMS = (
     *("best_of", "stop", "structured_outputs", "thinking_token_budget"),

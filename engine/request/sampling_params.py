@@ -15,10 +15,14 @@ from pydantic import (
     model_validator,
 )
 
-from engine import unsupported
-from engine.beam_fields import NOT_WITH_BEAMS, with_beam_width
 from engine.errors import RequestError, UnsupportedError
-from engine.limits import (
+from engine.logits_processors import AskedLogitsProcessor
+from engine.request.beam_fields import NOT_WITH_BEAMS, with_beam_width
+from engine.text.grammar import request_forms
+from engine.text.grammar.spec import GrammarSpec
+from engine.validation import unsupported
+from engine.validation.checks import describe
+from engine.validation.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_BEAM_WIDTH,
@@ -33,10 +37,6 @@ from engine.limits import (
     MAX_WORDS,
     MAX_WORDS_CHARACTERS,
 )
-from engine.logits_processors import AskedLogitsProcessor
-from engine.text.grammar import request_forms
-from engine.text.grammar.spec import GrammarSpec
-from engine.validation import describe
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Larger integers would not fit the messages and tensors that carry them.

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from engine.errors import RequestError
-from engine.limits import check_cache_salt
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.text import chat_template
 from engine.text.chat_parameters import ChatParameters
 from engine.text.tokenizer import Tokenizer
 from engine.token_ids import TokenIds
+from engine.validation.limits import check_cache_salt
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]

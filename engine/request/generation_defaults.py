@@ -11,7 +11,7 @@ from engine.checkpoint.config import overridden
 from engine.checkpoint.json_files import read_object
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, RequestError
-from engine.sampling_params import SamplingParams
+from engine.request.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
 
 _FILE = "generation_config.json"

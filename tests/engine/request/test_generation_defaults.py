@@ -8,17 +8,16 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
-from engine.sampling_params import SamplingParams
-from engine.text.defaults import GenerationDefaults
-from engine.text.detokenizer import Detokenizer
+from engine.request.generation_defaults import GenerationDefaults
+from engine.request.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.other_decoders import word_piece_tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
 
 
-@pytest.fixture
-def tokenizer(byte_level: Detokenizer) -> Tokenizer:
-    return byte_level.tokenizer
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_level_tokenizer())
 
 
 def read(folder: Path, tokenizer: Tokenizer, generation: Any = None, config: Any = None) -> Any:

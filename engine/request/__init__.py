@@ -1,0 +1,1 @@
+"""What a request may ask for: its prompts, its sampling parameters and their defaults."""
