@@ -19,13 +19,13 @@ from engine.outputs import (
     Logprob,
     RequestOutput,
 )
-from engine.prompt_logprobs import positions
-from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
+from engine.protocol.messages import AddRequest, SequenceOutput, TokenLogprobs
+from engine.protocol.prompt_logprobs import positions
+from engine.protocol.token_ids import pack_token_ids
 from engine.request.prompts import Messages, Prompt, TokenizedPrompt, cut, rendered, tokenized
 from engine.request.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
 from engine.text.sections.reader import SectionReader
-from engine.token_ids import pack_token_ids
 from engine.validation import unsupported
 
 

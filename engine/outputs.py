@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.protocol import RequestStats
+from engine.protocol.messages import RequestStats
 from engine.text.sections.splitter import Section
 
 

@@ -17,7 +17,7 @@ from engine.launch.model_configs import ENSEMBLE
 from engine.launch.ports import Endpoint
 from engine.launch.security import ADMIN_KEY, GRPC_HEADER, HTTP_HEADER
 from engine.launch.server import TritonServer
-from engine.protocol import FOR_EMBEDDINGS
+from engine.protocol.messages import FOR_EMBEDDINGS
 
 
 def announce(

@@ -8,8 +8,8 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.protocol import AddRequest
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import pack_token_ids
 
 
 class Steps:

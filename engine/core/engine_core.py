@@ -24,20 +24,23 @@ from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
 from engine.core.token_reader import Advanced
-from engine.errors import (
-    RequestError,
-    StepOutOfMemoryError,
-    TridentError,
-)
+from engine.errors import RequestError, StepOutOfMemoryError, TridentError
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.logits_processors import ProcessorContext
 from engine.models.pooling import purpose_of
 from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
-from engine.protocol import FOR_EMBEDDINGS, AddRequest, Ready, RequestFailed, SequenceOutput, Stats
+from engine.protocol.messages import (
+    FOR_EMBEDDINGS,
+    AddRequest,
+    Ready,
+    RequestFailed,
+    SequenceOutput,
+    Stats,
+)
+from engine.protocol.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.request.generation_defaults import GenerationDefaults
-from engine.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.text.chat_template import template_facts
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.compiler import GrammarCompiler

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
-from engine.protocol import OutputDetails, RequestStats, SequenceOutput
-from engine.step_outputs import StepOutputs
+from engine.protocol.messages import OutputDetails, RequestStats, SequenceOutput
+from engine.protocol.step_outputs import StepOutputs
 from engine.text.detokenizer import Detokenizer
 
 _WINDOW_PER_TOKEN = 32  # tokens of context that a chunk may carry for each new one

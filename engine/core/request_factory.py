@@ -16,7 +16,8 @@ from engine.core.request import Request
 from engine.errors import RequestError, UnsupportedError
 from engine.logits_processors import LogitsProcessor
 from engine.models.pooling import BOTH, Purpose
-from engine.protocol import AddRequest
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import TokenIds, unpack_token_ids
 from engine.request.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.after_reasoning import after_reasoning
@@ -27,7 +28,6 @@ from engine.text.sections.tracker import SectionTracker
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
 from engine.text.tokenizer import Tokenizer
-from engine.token_ids import TokenIds, unpack_token_ids
 from engine.validation.checks import check_token_ids
 from engine.validation.limits import (
     MAX_LOGPROBS_AT_ONCE,

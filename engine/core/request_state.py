@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol import TokenLogprobs
+from engine.protocol.messages import TokenLogprobs
 from engine.text.sections.tracker import SectionTracker
 from engine.text.stop.checker import StopChecker
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.token_reader import Advanced
-from engine.protocol import HistogramDelta, Stats
+from engine.protocol.messages import HistogramDelta, Stats
 
 _LATENCY_BOUNDS = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from engine.errors import RequestError
+from engine.protocol.token_ids import TokenIds
 from engine.request.sampling_params import SamplingParams
 from engine.text import chat_template
 from engine.text.chat_parameters import ChatParameters
 from engine.text.tokenizer import Tokenizer
-from engine.token_ids import TokenIds
 from engine.validation.limits import check_cache_salt
 
 Prompt = str | Sequence[int] | Mapping[str, Any]

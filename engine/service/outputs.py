@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv.group_windows import blocks_for
-from engine.prompt_logprobs import logprobs_of
-from engine.protocol import Chunk, PromptLogprobs, RequestStats
-from engine.token_ids import unpack_token_ids
+from engine.protocol.messages import Chunk, PromptLogprobs, RequestStats
+from engine.protocol.prompt_logprobs import logprobs_of
+from engine.protocol.token_ids import unpack_token_ids
 
 Array = NDArray[Any]
 Figure = Callable[[RequestStats, int], float]  # of a sequence, and the size of its KV blocks

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import RequestError
-from engine.token_ids import TokenIds, token_array
+from engine.protocol.token_ids import TokenIds, token_array
 from engine.validation.limits import check_size
 
 Tensors = Mapping[str, NDArray[Any]]

@@ -114,7 +114,7 @@ def render(
 
 
 class TemplateFacts(TypedDict):
-    """What clients have to know of a chat template; fields as in `engine.protocol.Ready`."""
+    """What clients have to know of a chat template; fields as in `Ready` of the protocol."""
 
     reasoning_switches: list[str]
     takes_late_system: bool

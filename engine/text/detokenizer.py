@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol import OutputDetails, SequenceOutput
+from engine.protocol.messages import OutputDetails, SequenceOutput
 from engine.text.byte_sets import ByteSets, byte_sets
 from engine.text.decoders.byte_level import ByteLevelRule
 from engine.text.decoders.text_rule import TextRule

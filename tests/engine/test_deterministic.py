@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine import LLM
-from engine.protocol import AddRequest, TokenLogprobs
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest, TokenLogprobs
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import runs_panels
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer

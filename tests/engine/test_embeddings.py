@@ -13,8 +13,8 @@ from transformers import AutoModel, PreTrainedModel
 
 from engine import LLM, SamplingParams
 from engine.errors import RequestError, UnsupportedError
-from engine.protocol import AddRequest
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.embeddings import reference_embedding
 from tests.factories.quantized import change_config

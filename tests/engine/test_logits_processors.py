@@ -17,8 +17,8 @@ from engine.core.constraints.dry import Dry, DryArgs
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, RequestError
 from engine.logits_processors import ProcessorRow
-from engine.protocol import AddRequest, RequestFailed
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest, RequestFailed
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.processors import Counting, install
 
 COUNTING = "tests.factories.processors:Counting"

@@ -7,7 +7,7 @@ import numpy as np
 from engine.core.beams.beam import Beam, BeamGroup
 from engine.core.beams.beam_search import BeamSearch
 from engine.core.schedule import SampledLogprobs
-from engine.protocol import TokenLogprobs
+from engine.protocol.messages import TokenLogprobs
 from engine.request.sampling_params import SamplingParams
 from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB
 

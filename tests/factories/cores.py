@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from engine.core.engine_core import EngineCore
-from engine.protocol import AddRequest, SequenceOutput
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest, SequenceOutput
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.outputs import listed
 
 MakeCore = Callable[..., EngineCore]

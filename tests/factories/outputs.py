@@ -1,7 +1,7 @@
 """The outputs of a step as a list of objects."""
 
-from engine.protocol import RequestFailed, SequenceOutput
-from engine.step_outputs import StepOutputs
+from engine.protocol.messages import RequestFailed, SequenceOutput
+from engine.protocol.step_outputs import StepOutputs
 
 
 def listed(outputs: StepOutputs) -> list[SequenceOutput | RequestFailed]:

@@ -20,7 +20,7 @@ from engine.execution.downloads import Downloads
 from engine.execution.pending_step import PendingStep
 from engine.execution.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import write_admissions
-from engine.protocol import TokenLogprobs
+from engine.protocol.messages import TokenLogprobs
 from engine.validation.limits import MAX_LOGIT_BIAS
 from kernels.step.slot_tables import SlotTables
 from kernels.step.slot_writes import SlotWrites

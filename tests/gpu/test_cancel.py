@@ -10,8 +10,8 @@ import torch
 
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.protocol import AddRequest, SequenceOutput
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest, SequenceOutput
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.greedy import SHARED_GPU, GreedyCheckpoint
 from tests.factories.outputs import listed
 

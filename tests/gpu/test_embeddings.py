@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModel
 
 from engine import LLM, SamplingParams
-from engine.protocol import AddRequest
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.embeddings import reference_embedding
 from tests.factories.greedy import SHARED_GPU

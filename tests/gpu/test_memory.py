@@ -10,9 +10,9 @@ import torch
 from engine import SamplingParams
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.protocol import AddRequest
-from engine.step_outputs import StepOutputs
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest
+from engine.protocol.step_outputs import StepOutputs
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.greedy import SHARED_GPU, GreedyCheckpoint
 
 pytestmark = [

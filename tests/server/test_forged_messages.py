@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from engine.protocol import Chunk, DetokenizerInput
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import Chunk, DetokenizerInput
+from engine.protocol.token_ids import pack_token_ids
 from tests.server.caller import Caller, read_outputs
 from tests.server.raw_requests import NOT_SEALED, Request, request
 

@@ -22,9 +22,9 @@ from client.bench.load.prompts import Turn
 from client.bench.load.scrape import Metrics, Sample
 from engine.config import EngineConfig
 from engine.errors import TridentError
-from engine.protocol import AddRequest, RequestStats
+from engine.protocol.messages import AddRequest, RequestStats
+from engine.protocol.token_ids import pack_token_ids
 from engine.service.process.openmp import set_wait
-from engine.token_ids import pack_token_ids
 
 if TYPE_CHECKING:
     from engine.core.engine_core import EngineCore

@@ -13,7 +13,7 @@ from engine.core.beams.beam_search import BeamSearch, BeamToken
 from engine.core.request import Finish, FinishReason, Request
 from engine.core.request_state import RequestOutput
 from engine.errors import RequestError
-from engine.protocol import TokenLogprobs
+from engine.protocol.messages import TokenLogprobs
 from engine.request.sampling_params import SamplingParams
 
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from engine.protocol import TokenLogprobs
+from engine.protocol.messages import TokenLogprobs
 
 EarlyStopping = bool | Literal["never"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from engine.core.logprobs.scored_tokens import ScoredLogprobs
-from engine.prompt_logprobs import pack
-from engine.protocol import PromptLogprobs
-from engine.token_ids import TokenIds
+from engine.protocol.messages import PromptLogprobs
+from engine.protocol.prompt_logprobs import pack
+from engine.protocol.token_ids import TokenIds
 
 
 class PromptScores:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.schedule import Samples
-from engine.protocol import TokenLogprobs
+from engine.protocol.messages import TokenLogprobs
 
 
 def token_logprobs(samples: Samples) -> dict[int, TokenLogprobs]:

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from engine.protocol import Abort, AddRequest, Shutdown, ToEngine
+from engine.protocol.messages import Abort, AddRequest, Shutdown, ToEngine
 
 
 class Inbox:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from engine.errors import RequestError, TridentError
-from engine.protocol import (
+from engine.protocol.messages import (
     Abort,
     AddRequest,
     FromEngine,
@@ -18,8 +18,8 @@ from engine.protocol import (
     Stats,
     ToEngine,
 )
+from engine.protocol.step_outputs import StepOutputs
 from engine.service.process.inbox import Inbox
-from engine.step_outputs import StepOutputs
 
 log = logging.getLogger("trident.engine")
 

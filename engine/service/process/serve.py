@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import TridentError
-from engine.protocol import (
+from engine.protocol.messages import (
     AddRequest,
     FromEngine,
     Heartbeat,
@@ -23,13 +23,13 @@ from engine.protocol import (
     Starting,
     ToEngine,
 )
+from engine.protocol.step_outputs import StepOutputs
 from engine.service.channel import Channel, ChannelError
 from engine.service.garbage import spare_startup_objects
 from engine.service.logs import configure_logging
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import Core, EngineLoop
 from engine.service.process.writer import EngineChannel, Writer
-from engine.step_outputs import StepOutputs
 
 log = logging.getLogger("trident.engine")
 

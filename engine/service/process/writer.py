@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from engine.protocol import FromEngine, ToEngine
+from engine.protocol.messages import FromEngine, ToEngine
+from engine.protocol.step_outputs import StepOutputs
 from engine.service.channel import Channel, ChannelError
-from engine.step_outputs import StepOutputs
 
 log = logging.getLogger("trident.engine")
 

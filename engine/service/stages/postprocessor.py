@@ -9,8 +9,9 @@ import msgspec
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.config import EngineConfig
 from engine.errors import RequestError
-from engine.prompt_logprobs import positions
-from engine.protocol import NULL_LOGPROBS, Chunk, DetokenizerInput, TokenLogprobs
+from engine.protocol.messages import NULL_LOGPROBS, Chunk, DetokenizerInput, TokenLogprobs
+from engine.protocol.prompt_logprobs import positions
+from engine.protocol.token_ids import unpack_token_ids
 from engine.service.link import DetokenizerEnd, ForgedMessageError
 from engine.service.outputs import Array, prompt_logprobs_in, strings
 from engine.text.detokenizer import Detokenizer
@@ -18,7 +19,6 @@ from engine.text.load_tokenizer import load_tokenizer
 from engine.text.sections.format import SectionFormat
 from engine.text.sections.reader import SectionReader
 from engine.text.tokenizer import Tokenizer
-from engine.token_ids import unpack_token_ids
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 

@@ -9,7 +9,8 @@ from engine.checkpoint.hub import resolve_checkpoint
 from engine.config import EngineConfig
 from engine.errors import RequestError
 from engine.models.registry import read_model_spec
-from engine.protocol import ResponseOptions
+from engine.protocol.messages import ResponseOptions
+from engine.protocol.token_ids import TokenIds, token_array
 from engine.request.generation_defaults import GenerationDefaults
 from engine.request.prompts import truncated
 from engine.request.sampling_params import SamplingParams
@@ -19,7 +20,6 @@ from engine.text.chat_parameters import ChatParameters
 from engine.text.chat_template import parse_messages, render_text
 from engine.text.load_tokenizer import load_tokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.token_ids import TokenIds, token_array
 from engine.validation.checks import check_token_ids
 from engine.validation.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,

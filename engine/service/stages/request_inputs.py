@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import RequestError, UnsupportedError
-from engine.protocol import NULL_LOGPROBS
+from engine.protocol.messages import NULL_LOGPROBS
+from engine.protocol.token_ids import TokenIds
 from engine.service.parameters import (
     client_parameters,
     parse_sampling_parameters,
@@ -24,7 +25,6 @@ from engine.service.parameters import (
 from engine.service.tensors import InputReader, Tensors
 from engine.text.chat_parameters import ChatParameters
 from engine.text.grammar.request_forms import GUIDE, GUIDE_TYPE, guided_decoding
-from engine.token_ids import TokenIds
 from engine.validation.limits import MAX_BEAM_WIDTH, MAX_PROMPT_TOKENS, MAX_WORDS, check_words
 
 # Tensor -> field of SamplingParams; later ones win, so aliases stand first.

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol import ResponseOptions
+from engine.protocol.messages import ResponseOptions
+from engine.protocol.token_ids import TokenIds
 from engine.request.sampling_params import SamplingParams
 from engine.service.stages.request_inputs import requested_outputs
 from engine.service.tensors import InputReader, Tensors
-from engine.token_ids import TokenIds
 
 
 @dataclass(frozen=True)

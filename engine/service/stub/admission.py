@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from engine.config import EngineConfig
 from engine.core.queue.queue_limits import Load, QueueLimits
-from engine.protocol import Ready
+from engine.protocol.messages import Ready
 
 
 class Admission:

@@ -18,7 +18,7 @@ from engine.errors import (
     TridentError,
     error_of,
 )
-from engine.protocol import (
+from engine.protocol.messages import (
     Abort,
     FromEngine,
     Outputs,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import RequestError
-from engine.protocol import Ready, ResponseOptions
+from engine.protocol.messages import Ready, ResponseOptions
 from engine.request.sampling_params import SamplingParams
 from engine.service.parameters import (
     client_parameters,

@@ -15,7 +15,7 @@ import psutil
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError, error_of
-from engine.protocol import (
+from engine.protocol.messages import (
     FromEngine,
     Heartbeat,
     Ready,

@@ -14,7 +14,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.core.stats import HISTOGRAM_BOUNDS
 from engine.errors import EngineDeadError, QueueFullError, RequestError, SuspectRequestError
-from engine.protocol import HistogramDelta, Ready, Stats
+from engine.protocol.messages import HistogramDelta, Ready, Stats
 from engine.service.stub.metric_board import PUBLISH_INTERVAL_S, Metric, MetricBoard
 
 _GAUGES = {

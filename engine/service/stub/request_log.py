@@ -9,7 +9,7 @@ import logging
 import time
 
 from engine.errors import EngineDeadError, RequestCancelledError, TridentError
-from engine.protocol import RequestStats
+from engine.protocol.messages import RequestStats
 from engine.service.stub.stream import RequestStream
 from engine.validation.limits import shown
 

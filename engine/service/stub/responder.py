@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 from engine.config import EngineConfig
 from engine.errors import RequestCancelledError, RequestError
-from engine.protocol import Chunk, DetokenizerInput, OutputDetails, ResponseOptions
+from engine.protocol.messages import Chunk, DetokenizerInput, OutputDetails, ResponseOptions
 from engine.service.cancellation import CancelPoller
 from engine.service.link import EngineEnd
 from engine.service.outputs import chunk_tensors

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from engine.errors import RequestCancelledError, TridentError
-from engine.protocol import Chunk, DetokenizerInput
+from engine.protocol.messages import Chunk, DetokenizerInput
 from engine.service.outputs import Array
 from engine.service.stub.window import Window
 from engine.service.triton import FINAL, Stage, send

@@ -16,9 +16,9 @@ from msgspec import structs
 
 from engine.core.queue.queue_limits import Load
 from engine.errors import EngineDeadError, RequestCancelledError, TridentError
-from engine.protocol import NO_DETAILS, AddRequest, Chunk, Outputs, RequestStats
-from engine.step_outputs import StepOutputs
-from engine.token_ids import TOKEN_ID_BYTES, TokenIds, pack_token_ids
+from engine.protocol.messages import NO_DETAILS, AddRequest, Chunk, Outputs, RequestStats
+from engine.protocol.step_outputs import StepOutputs
+from engine.protocol.token_ids import TOKEN_ID_BYTES, TokenIds, pack_token_ids
 
 
 class ResponseSink(Protocol):

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, TridentError
-from engine.protocol import FromEngine, Ready, Shutdown, ToEngine
+from engine.protocol.messages import FromEngine, Ready, Shutdown, ToEngine
 from engine.service.stub.engine_process import Death, EngineProcess
 from engine.service.stub.watchdog import Watchdog
 

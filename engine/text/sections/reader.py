@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.protocol import OutputDetails, SequenceOutput
+from engine.protocol.messages import OutputDetails, SequenceOutput
 from engine.text.detokenizer import Detokenizer
 from engine.text.sections.format import SectionFormat
 from engine.text.sections.splitter import Event, Place, Section, SectionSplitter

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CheckpointError, RequestError
-from engine.protocol import AddRequest
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.cores import MakeCore, request, run
 from tests.factories.outputs import listed
 

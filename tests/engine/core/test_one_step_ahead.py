@@ -15,9 +15,9 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import Schedule
 from engine.execution.model_runner import ModelRunner
-from engine.prompt_logprobs import positions
-from engine.protocol import AddRequest, SequenceOutput, TokenLogprobs
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest, SequenceOutput, TokenLogprobs
+from engine.protocol.prompt_logprobs import positions
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.outputs import listed
 
 VOCAB = 400

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import Schedule
-from engine.protocol import AddRequest, RequestFailed
-from engine.step_outputs import StepOutputs
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest, RequestFailed
+from engine.protocol.step_outputs import StepOutputs
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.core.output_builder import OutputBuilder
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
-from engine.protocol import SequenceOutput
+from engine.protocol.messages import SequenceOutput
 from engine.request.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.stop.automaton import StopAutomaton

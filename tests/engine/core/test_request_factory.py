@@ -3,12 +3,12 @@ import pytest
 from engine.core import request_factory
 from engine.core.request_factory import RequestFactory
 from engine.errors import RequestError
-from engine.protocol import AddRequest
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import pack_token_ids
 from engine.text.detokenizer import Detokenizer
 from engine.text.sections.format import SectionFormat
 from engine.text.stop.checker import StopAutomaton
 from engine.text.tokenizer import Tokenizer
-from engine.token_ids import pack_token_ids
 from tests.factories.tokenizers import byte_level_tokenizer
 
 

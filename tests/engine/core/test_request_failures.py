@@ -10,10 +10,10 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.output_builder import OutputBuilder
 from engine.core.request import Request
-from engine.protocol import AddRequest, RequestFailed, SequenceOutput
+from engine.protocol.messages import AddRequest, RequestFailed, SequenceOutput
+from engine.protocol.token_ids import pack_token_ids
 from engine.text.byte_sets import ALL_BYTES
 from engine.text.tokenizer import Tokenizer
-from engine.token_ids import pack_token_ids
 from tests.engine.text.other_decoders import panicking_tokenizer
 from tests.factories.outputs import listed
 from tests.factories.tokenizers import save_tokenizer

@@ -13,9 +13,9 @@ import pytest
 from engine import LLM, SamplingParams, Section
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.protocol import AddRequest, SequenceOutput
+from engine.protocol.messages import AddRequest, SequenceOutput
+from engine.protocol.token_ids import pack_token_ids
 from engine.text.sections.reader import SectionReader
-from engine.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tagged import Form, tagged_tokenizer
 from tests.factories.tokenizers import save_tokenizer

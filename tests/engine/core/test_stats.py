@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.core.request import Request
 from engine.core.stats import HISTOGRAM_BOUNDS, Histogram, StatsRecorder
-from engine.protocol import Stats
+from engine.protocol.messages import Stats
 from tests.factories.paged_oracle import PagedOracle
 from tests.factories.requests import make_request, make_scheduler
 

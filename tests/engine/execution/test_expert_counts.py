@@ -9,8 +9,8 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.execution.downloads import Downloads
 from engine.execution.expert_counts import ExpertCounts
-from engine.protocol import AddRequest
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
 from tests.factories.mixtures import NUM_EXPERTS, our_layer, reference_block

@@ -12,9 +12,9 @@ from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.llm import LLM
-from engine.protocol import AddRequest, SequenceOutput
+from engine.protocol.messages import AddRequest, SequenceOutput
+from engine.protocol.token_ids import pack_token_ids
 from engine.request.sampling_params import SamplingParams
-from engine.token_ids import pack_token_ids
 from tests.factories.outputs import listed
 
 

@@ -19,8 +19,8 @@ from engine.core.schedule import ALLOWED, SKIPPED, Samples, SamplingBatch, Sched
 from engine.execution.loading import load_model
 from engine.execution.pending_step import Runner
 from engine.models.registry import read_model_spec
-from engine.protocol import AddRequest
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import pack_token_ids
 
 SETTINGS = {
     "dtype": "float32",

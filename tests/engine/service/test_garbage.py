@@ -25,7 +25,7 @@ while not gone:
 _SERVED = """
 import gc, socket
 from engine.config import EngineConfig
-from engine.protocol import FromEngine, Ready, Shutdown, Start, ToEngine
+from engine.protocol.messages import FromEngine, Ready, Shutdown, Start, ToEngine
 from engine.service.channel import Channel
 from engine.service.process.serve import serve
 from tests.engine.service.stub.fake_engine import FakeCore

@@ -33,10 +33,10 @@ from engine.core.engine_core import EngineCore
 from engine.execution.loaded_model import LoadedModel
 from engine.execution.loading import load_model
 from engine.execution.model_runner import ModelRunner
-from engine.protocol import AddRequest
+from engine.protocol.messages import AddRequest
+from engine.protocol.token_ids import pack_token_ids
 from engine.text.detokenizer import Detokenizer
 from engine.text.load_tokenizer import load_tokenizer
-from engine.token_ids import pack_token_ids
 from tests.gpu.replays.models import ReplayModel, models
 from tests.gpu.replays.repeated_steps import RepeatedSteps
 

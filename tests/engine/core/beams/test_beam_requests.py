@@ -8,8 +8,8 @@ import pytest
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import QueueFullError
-from engine.protocol import AddRequest, SequenceOutput
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest, SequenceOutput
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.outputs import listed
 
 MakeCore = Callable[..., EngineCore]

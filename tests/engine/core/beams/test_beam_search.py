@@ -13,7 +13,7 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.modeling_outputs import CausalLMOutput
 
 from engine.core.beams.beam_search import BeamSearch, EarlyStopping
-from engine.protocol import TokenLogprobs
+from engine.protocol.messages import TokenLogprobs
 
 VOCAB = 12
 FIRST = VOCAB  # the prompt

@@ -13,10 +13,10 @@ from llguidance import LLMatcher
 from engine.config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError
-from engine.protocol import AddRequest, RequestFailed, SequenceOutput
+from engine.protocol.messages import AddRequest, RequestFailed, SequenceOutput
+from engine.protocol.token_ids import pack_token_ids
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.spec import GrammarSpec
-from engine.token_ids import pack_token_ids
 from tests.factories.outputs import listed
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.prompt_logprobs import logprobs_of, positions
-from engine.token_ids import unpack_token_ids
+from engine.protocol.prompt_logprobs import logprobs_of, positions
+from engine.protocol.token_ids import unpack_token_ids
 from tests.factories.arrivals import Arrival, arrivals, schedulers, serve
 from tests.factories.paged_oracle import PagedOracle, check_output, expected_score
 from tests.factories.requests import make_request, make_scheduler

@@ -4,8 +4,8 @@ import pytest
 
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, QueueFullError, RequestError
-from engine.protocol import AddRequest, RequestFailed
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import AddRequest, RequestFailed
+from engine.protocol.token_ids import pack_token_ids
 from tests.factories.cores import MakeCore, request, run
 
 SHORT = pack_token_ids([5, 6])

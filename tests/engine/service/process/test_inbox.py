@@ -1,8 +1,8 @@
 import threading
 
-from engine.protocol import Abort, AddRequest, Shutdown, Start, ToEngine
+from engine.protocol.messages import Abort, AddRequest, Shutdown, Start, ToEngine
+from engine.protocol.token_ids import pack_token_ids
 from engine.service.process.inbox import Inbox
-from engine.token_ids import pack_token_ids
 
 
 def add(uid: int) -> AddRequest:

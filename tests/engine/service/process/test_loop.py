@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.protocol import (
+from engine.protocol.messages import (
     AddRequest,
     FromEngine,
     Ready,
@@ -11,10 +11,10 @@ from engine.protocol import (
     Shutdown,
     Stats,
 )
+from engine.protocol.step_outputs import NO_OUTPUTS, StepOutputs
+from engine.protocol.token_ids import pack_token_ids
 from engine.service.process.inbox import Inbox
 from engine.service.process.loop import MAX_ARRIVALS_S, EngineLoop
-from engine.step_outputs import NO_OUTPUTS, StepOutputs
-from engine.token_ids import pack_token_ids
 
 
 class Clock:

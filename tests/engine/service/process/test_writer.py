@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import FromEngine, Outputs, SequenceOutput, Starting, ToEngine
+from engine.protocol.messages import FromEngine, Outputs, SequenceOutput, Starting, ToEngine
+from engine.protocol.step_outputs import StepOutputs
 from engine.service import channel
 from engine.service.channel import Channel
 from engine.service.process import writer as writer_module
 from engine.service.process.writer import Writer
-from engine.step_outputs import StepOutputs
 from tests.engine.service.stub.clients import wait_for
 
 

@@ -16,7 +16,8 @@ from tritonclient.grpc import model_config_pb2
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.errors import RequestError
-from engine.protocol import AddRequest, Ready
+from engine.protocol.messages import AddRequest, Ready
+from engine.protocol.token_ids import pack_token_ids
 from engine.request.generation_defaults import GenerationDefaults
 from engine.request.sampling_params import SamplingParams
 from engine.service.parameters import decode_parameters
@@ -27,7 +28,6 @@ from engine.service.stub.engine_inputs import parse_engine_inputs
 from engine.text.detokenizer import Detokenizer
 from engine.text.sections.format import SectionFormat
 from engine.text.tokenizer import Tokenizer
-from engine.token_ids import pack_token_ids
 from engine.validation import limits
 from tests.factories.tokenizers import byte_level_tokenizer
 

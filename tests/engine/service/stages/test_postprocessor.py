@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from engine.errors import RequestError
-from engine.prompt_logprobs import pack
-from engine.protocol import (
+from engine.protocol.messages import (
     NULL_LOGPROBS,
     Chunk,
     DetokenizerInput,
@@ -21,12 +20,13 @@ from engine.protocol import (
     RequestStats,
     TokenLogprobs,
 )
+from engine.protocol.prompt_logprobs import pack
+from engine.protocol.token_ids import pack_token_ids
 from engine.service.link import DetokenizerEnd, EngineEnd
 from engine.service.outputs import Array, chunk_tensors
 from engine.service.stages.postprocessor import Postprocessor, decode_message
 from engine.text.sections.format import SectionFormat
 from engine.text.tokenizer import Tokenizer
-from engine.token_ids import pack_token_ids
 from tests.engine.service.stub.test_stream import out
 from tests.factories.tagged import format_of, tagged
 from tests.factories.tokenizers import byte_level_tokenizer

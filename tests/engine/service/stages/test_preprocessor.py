@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.errors import RequestError
-from engine.protocol import Ready, ResponseOptions
+from engine.protocol.messages import Ready, ResponseOptions
 from engine.request.generation_defaults import GenerationDefaults
 from engine.request.sampling_params import SamplingParams
 from engine.service.stages.preprocessor import Preprocessor

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.protocol import Ready, Stats
+from engine.protocol.messages import Ready, Stats
 from engine.service.stub.engine_client import EngineClient, Observer
 from engine.service.stub.stream import NewRequest
 from tests.engine.service.stub.test_stream import Recorder, ids

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.errors import CheckpointError, QueueFullError, RequestError
-from engine.protocol import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
+from engine.protocol.messages import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
+from engine.protocol.step_outputs import NO_OUTPUTS, StepOutputs
+from engine.protocol.token_ids import unpack_token_ids
 from engine.service.process.serve import configure, serve
-from engine.step_outputs import NO_OUTPUTS, StepOutputs
-from engine.token_ids import unpack_token_ids
 
 BAD_REQUEST, FULL, BUG, STEP_FAILS, DIES, HANGS = range(9001, 9007)
 HANGS_IN_ADD, HANGS_IN_ABORT, HANGS_WHEN_IDLE, HANGS_IN_STATS = range(9007, 9011)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core.queue.queue_limits import Load
 from engine.errors import QueueFullError
-from engine.protocol import Ready
+from engine.protocol.messages import Ready
 from engine.service.stub.admission import Admission
 
 MAX_NUM_SEQS, MAX_MODEL_LEN = 2, 10

@@ -14,7 +14,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import EngineDeadError, QueueFullError
-from engine.protocol import Abort, AddRequest, Chunk, Ready, Stats, ToEngine
+from engine.protocol.messages import Abort, AddRequest, Chunk, Ready, Stats, ToEngine
 from engine.service.stub import supervisor as supervisor_module
 from engine.service.stub.engine_client import EngineClient
 from engine.service.stub.engine_process import EngineProcess

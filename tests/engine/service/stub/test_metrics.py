@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.config import EngineConfig
 from engine.core.stats import HISTOGRAM_BOUNDS, Histogram
 from engine.errors import EngineDeadError, QueueFullError, RequestError
-from engine.protocol import Ready, Stats
+from engine.protocol.messages import Ready, Stats
 from engine.service.stub.metric_board import MetricBoard
 from engine.service.stub.metrics import EngineMetrics, served_model_name
 

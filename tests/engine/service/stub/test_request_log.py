@@ -10,7 +10,7 @@ from engine.errors import (
     RequestError,
     TridentError,
 )
-from engine.protocol import RequestStats
+from engine.protocol.messages import RequestStats
 from engine.service.stub.request_log import log_end, log_refusal
 from engine.service.stub.stream import NewRequest, RequestStream
 from tests.engine.service.stub.test_stream import Recorder, out

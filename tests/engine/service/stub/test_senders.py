@@ -2,7 +2,7 @@ import threading
 import time
 
 from engine.errors import EngineDeadError, TridentError
-from engine.protocol import Chunk
+from engine.protocol.messages import Chunk
 from engine.service.stub.senders import Senders
 from engine.service.stub.stream import NewRequest, RequestStream
 from tests.engine.service.stub.test_stream import Recorder, ids, out

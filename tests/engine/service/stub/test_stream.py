@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from engine.errors import EngineDeadError, TridentError
-from engine.protocol import Chunk, OutputDetails, PromptLogprobs, TokenLogprobs
+from engine.protocol.messages import Chunk, OutputDetails, PromptLogprobs, TokenLogprobs
+from engine.protocol.token_ids import pack_token_ids, unpack_token_ids
 from engine.service.stub.stream import NewRequest, RequestStream
-from engine.token_ids import pack_token_ids, unpack_token_ids
 
 
 class Recorder:

@@ -6,7 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.protocol import OutputDetails
+from engine.protocol.messages import OutputDetails
 from engine.text import chat_template
 from engine.text.detokenizer import Detokenizer
 from engine.text.sections.format import SectionFormat

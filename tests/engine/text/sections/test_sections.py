@@ -14,7 +14,7 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from engine.protocol import OutputDetails
+from engine.protocol.messages import OutputDetails
 from engine.text.detokenizer import Detokenizer
 from engine.text.sections.format import SectionFormat
 from engine.text.sections.reader import SectionReader, place_after_prompt

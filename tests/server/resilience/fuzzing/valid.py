@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from tritonclient.grpc import service_pb2
 
-from engine.protocol import Chunk, DetokenizerInput
-from engine.token_ids import pack_token_ids
+from engine.protocol.messages import Chunk, DetokenizerInput
+from engine.protocol.token_ids import pack_token_ids
 
 MODELS = ("ensemble", "engine", "tokenizer", "detokenizer")
 TEXT_MODELS = ("ensemble", "tokenizer")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol import PromptLogprobs, TokenLogprobs
-from engine.token_ids import TokenIds, pack_token_ids, unpack_token_ids
+from engine.protocol.messages import PromptLogprobs, TokenLogprobs
+from engine.protocol.token_ids import TokenIds, pack_token_ids, unpack_token_ids
 
 _FLOAT32 = np.dtype("<f4")
 

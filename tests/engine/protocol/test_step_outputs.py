@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from engine.protocol import (
+from engine.protocol.messages import (
     FromEngine,
     OutputDetails,
     Outputs,
@@ -14,9 +14,9 @@ from engine.protocol import (
     SequenceOutput,
     TokenLogprobs,
 )
+from engine.protocol.step_outputs import StepOutputs
+from engine.protocol.token_ids import pack_token_ids, unpack_token_ids
 from engine.service.stub.stream import chunks_of
-from engine.step_outputs import StepOutputs
-from engine.token_ids import pack_token_ids, unpack_token_ids
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 STATS = RequestStats(3, 2, 1, 0, 0.5, 1.0, 1.5, 2.0)

@@ -8,8 +8,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol import NO_DETAILS, OutputDetails, Outputs, RequestFailed, SequenceOutput
-from engine.token_ids import TokenIds, pack_token_ids, unpack_token_ids
+from engine.protocol.messages import (
+    NO_DETAILS,
+    OutputDetails,
+    Outputs,
+    RequestFailed,
+    SequenceOutput,
+)
+from engine.protocol.token_ids import TokenIds, pack_token_ids, unpack_token_ids
 
 _INT64 = np.dtype("<i8")
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import RequestError
-from engine.token_ids import pack_token_ids, token_array, unpack_token_ids
+from engine.protocol.token_ids import pack_token_ids, token_array, unpack_token_ids
 from engine.validation.checks import check_token_ids
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

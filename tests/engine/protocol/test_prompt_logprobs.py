@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.prompt_logprobs import logprobs_of, pack, positions
+from engine.protocol.prompt_logprobs import logprobs_of, pack, positions
 
 
 @given(num_tokens=st.integers(0, 20), num_top=st.integers(0, 5), seed=st.integers(0, 2**32))

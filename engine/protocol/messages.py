@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from engine.token_ids import TOKEN_ID_BYTES
+from engine.protocol.token_ids import TOKEN_ID_BYTES
 
 # Bounds are checked where a message is decoded: any client may send `ResponseOptions`.
 Int32 = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -32,7 +32,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities of the tokens of a prompt, all P but the first, as little-endian bytes.
 
-    `engine.prompt_logprobs` packs and unpacks them.
+    `engine.protocol.prompt_logprobs` packs and unpacks them.
     """
 
     token_ids: bytes  # int32 [P - 1]
@@ -68,7 +68,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     """One prompt to complete; answered by `Outputs` for `uid` until each sequence has finished."""
 
     uid: int
-    prompt_token_ids: bytes  # int32, by `engine.token_ids.pack_token_ids`
+    prompt_token_ids: bytes  # int32, by `engine.protocol.token_ids.pack_token_ids`
     sampling_params: dict[str, Any]  # SamplingParams.model_dump(exclude_defaults=True)
     priority: int = 0  # smaller runs earlier, with scheduling_policy=priority
     # Arrival at the stub, in seconds of `time.monotonic()`: the same clock in all processes.
@@ -157,7 +157,7 @@ NO_DETAILS = OutputDetails()
 
 
 class SequenceOutput(msgspec.Struct, frozen=True):
-    """One row of `engine.step_outputs.StepOutputs` as an object; no message.
+    """One row of `engine.protocol.step_outputs.StepOutputs` as an object; no message.
 
     Fields as there and in `OutputDetails`.
     """
@@ -179,7 +179,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """The rows of `engine.step_outputs.StepOutputs`: its arrays as little-endian bytes."""
+    """The rows of `engine.protocol.step_outputs.StepOutputs`: its arrays as little-endian bytes."""
 
     uids: bytes  # int64; the others int32
     indexes: bytes
@@ -254,7 +254,7 @@ class ResponseOptions(msgspec.Struct, frozen=True, array_like=True):
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sequence, with what a stateless detokenizer needs to decode them.
 
-    Ids are int32, packed by `engine.token_ids.pack_token_ids`.
+    Ids are int32, packed by `engine.protocol.token_ids.pack_token_ids`.
     """
 
     index: Int32
