@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, error_of
 from engine.llm_display import loading, progress

@@ -13,7 +13,7 @@ from functools import cache
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.execution.devices import CPU_LIMITS, GPU_LIMITS, LARGE_GPU_LIMITS
 from tests.factories.readmes import ROOT, Example, examples, pages
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.launch.arguments import as_flag, setting_flags
 from engine.validation import unsupported
 

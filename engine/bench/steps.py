@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 
 from engine.checkpoint.hub import resolve_checkpoint
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.constraints.grammar_queue import GrammarQueue
 from engine.core.constraints.processors import load_processors
 from engine.core.deadlines import Deadlines

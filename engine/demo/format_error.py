@@ -17,6 +17,7 @@ import typer
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from engine.config.setting_types import Quantization
 from engine.demo import CHECKPOINT_DIR
 from engine.demo.batches import batches
 from engine.demo.encoders import ENCODERS, Encoded, Encoder
@@ -31,7 +32,6 @@ from engine.models.causal_lm import CausalLM
 from engine.models.conversion import Conversion, check_deterministic
 from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.linear import QuantizedLinear
-from engine.setting_types import Quantization
 
 _SEED = 2  # differs from the training text's seed
 _GROUP = 32  # of int4 while loading

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from engine import LLM, SamplingParams
+from engine.config.setting_types import Quantization
 from engine.demo import CHECKPOINT_DIR
 from engine.demo.batches import batches
 from engine.demo.corpus.documents import held_out_questions
@@ -29,7 +30,6 @@ from engine.demo.logit_error import CPU, LogitError, load_on_cpu, logit_errors
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import Conversion, check_quantization
 from engine.models.registry import read_model_spec
-from engine.setting_types import Quantization
 
 _SEED = 2  # differs from the training text's seed
 _MOST_NEW_TOKENS = 256

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from engine.config.setting_types import Quantization
 from engine.execution.cpu_threads import choose_num_threads, most_threads
 from engine.execution.measurements import remembered
 from engine.models.causal_lm import CausalLM
@@ -16,7 +17,6 @@ from engine.models.product_choice import (
     measure_products,
     projection_shapes,
 )
-from engine.setting_types import Quantization
 
 
 def set_num_threads(subject: object, run_step: Callable[[], None]) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 import torch
 from pydantic import Field
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError, UnsupportedError
 
 

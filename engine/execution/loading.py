@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError
 from engine.execution.attention.backend import attention_backend
 from engine.execution.cpu_choices import set_num_threads

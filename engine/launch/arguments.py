@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Sequence
 from itertools import chain
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.launch.errors import ServerStartError
 from engine.launch.ports import Endpoint, pick_free
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.config import ENV_PREFIX, EngineConfig
+from engine.config.engine_config import ENV_PREFIX, EngineConfig
 from engine.errors import ConfigError
 from engine.launch.errors import ServerStartError
 from engine.launch.security import ADMIN_KEY

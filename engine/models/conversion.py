@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from engine.config.setting_types import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.int8_linear import multiplies_int8
@@ -25,7 +26,6 @@ from engine.models.fused_layers import FusedLayers, can_fuse
 from engine.models.gpu_forms import fuse_norms, fuse_quantisation
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
-from engine.setting_types import Quantization
 from kernels.cpu import linear as panels
 from kernels.cpu.large_pages import LargePages
 from kernels.device import has_triton

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from engine.config.setting_types import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.int8_linear import Int8Linear, multiplies_int8, quantize_channels
@@ -34,7 +35,6 @@ from engine.models.gpu_forms import (
 )
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
-from engine.setting_types import Quantization
 from kernels.cpu import linear as panels
 from kernels.cpu.activation import Activation
 from kernels.device import has_triton

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.checkpoint.tensor_files.headers import read_headers
+from engine.config.setting_types import Quantization, QuantizationSetting
 from engine.errors import UnsupportedError
 from engine.fields import Fields, read_json_object
 from engine.quantization.awq import parse_awq
@@ -20,7 +21,6 @@ from engine.quantization.gptq import parse_gptq
 from engine.quantization.ignored import is_ignored
 from engine.quantization.modelopt import parse_modelopt, read_quantization_file
 from engine.quantization.mxfp4 import parse_mxfp4
-from engine.setting_types import Quantization, QuantizationSetting
 
 _PARSERS: dict[str, Callable[[Fields], Format]] = {
     "awq": parse_awq,

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.checkpoint.config import overridden
 from engine.checkpoint.json_files import read_object
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.request.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer

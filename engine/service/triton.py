@@ -16,7 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import RequestError, TridentError
 from engine.service.garbage import spare_startup_objects
 from engine.service.logs import configure_logging

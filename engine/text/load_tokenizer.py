@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.checkpoint.hub import resolve_tokenizer
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.text.chat_template import render_text
 from engine.text.tokenizer import Tokenizer

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.tensor_files.headers import StoredTensor, read_headers
+from engine.config.setting_types import LoadFormat
 from engine.errors import CheckpointError
 from engine.models.causal_lm import CausalLM
-from engine.setting_types import LoadFormat
 from engine.weights.dummy import fill_with_random_weights
 from engine.weights.kv_scales import is_kv_scale, load_kv_scales
 from engine.weights.matching import destinations, match_tensors

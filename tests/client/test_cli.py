@@ -20,7 +20,7 @@ from client.commands.chat import Chat
 from client.commands.demo_display import Question, answers, figures, frame
 from client.commands.gateway_process import GatewayOptions
 from client.protocol import Chunk
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.launch.environment import settings_variables
 from tests.client.command import main
 from tests.client.fake_triton import FakeTriton, Piece

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.launch.security import TLS_VARIABLES
 from tests.docker.files import DOCKER, ROOT, read_yaml
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.constraints.dry import Dry, DryArgs
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError, RequestError

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from engine.config.setting_types import Quantization
 from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.build import build_model
@@ -16,7 +17,6 @@ from engine.models.conversion import Conversion, check_deterministic
 from engine.models.kv_groups import KVGroups
 from engine.models.registry import read_model_spec
 from engine.quantization.registry import read_quantization
-from engine.setting_types import Quantization
 from engine.weights import load_weights, with_stored_head
 from tests.factories.batches import BatchRow, build_batch
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol.messages import AddRequest, SequenceOutput
 from engine.protocol.token_ids import pack_token_ids

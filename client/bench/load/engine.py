@@ -20,7 +20,7 @@ import msgspec
 from client.bench.load.connector import Connector, Event, Piece
 from client.bench.load.prompts import Turn
 from client.bench.load.scrape import Metrics, Sample
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import TridentError
 from engine.protocol.messages import AddRequest, RequestStats
 from engine.protocol.token_ids import pack_token_ids

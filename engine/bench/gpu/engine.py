@@ -16,7 +16,7 @@ from engine.bench import floors
 from engine.bench.checkpoint import write_checkpoint
 from engine.bench.gpu.part import Figures, Group, Part
 from engine.bench.steps import Steps
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from kernels.bench.case import Aim
 from kernels.bench.shapes import Shape
 

@@ -17,7 +17,7 @@ from torch.utils import collect_env
 
 from engine.bench.gpu.part import Figures
 from engine.bench.tables import markdown
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 
 HEADER = ("", "ms", "rate", "floor ms", "share", "torch", "ms", "ratio", "aim", "")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import QueueFullError
 
 # About 150 MB as Python integers, in the engine process and again on the way to it.

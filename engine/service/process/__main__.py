@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.service.process.loop import Core
 from engine.service.process.openmp import set_wait
 from engine.service.process.serve import configure, serve

@@ -10,7 +10,7 @@ import os
 from collections.abc import MutableMapping
 
 from engine.checkpoint.hub import resolve_checkpoint
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.models.registry import read_model_spec
 
 # Below it a step is short, and its responses so many that the server needs the cores more.

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import TridentError
 from engine.protocol.messages import (
     AddRequest,

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.hub import resolve_checkpoint
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import RequestError
 from engine.protocol.messages import NULL_LOGPROBS, Chunk, DetokenizerInput, TokenLogprobs
 from engine.protocol.prompt_logprobs import positions

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.checkpoint.hub import resolve_checkpoint
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import RequestError
 from engine.models.registry import read_model_spec
 from engine.protocol.messages import ResponseOptions

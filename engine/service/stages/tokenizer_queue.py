@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import QueueFullError
 from engine.service.tensors import Tensors
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.queue.queue_limits import Load, QueueLimits
 from engine.protocol.messages import Ready
 

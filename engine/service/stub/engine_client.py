@@ -10,7 +10,7 @@ from typing import Protocol
 
 from msgspec import structs
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import (
     EngineDeadError,
     RequestCancelledError,

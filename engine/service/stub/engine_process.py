@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError, error_of
 from engine.protocol.messages import (
     FromEngine,

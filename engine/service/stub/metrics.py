@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.stats import HISTOGRAM_BOUNDS
 from engine.errors import EngineDeadError, QueueFullError, RequestError, SuspectRequestError
 from engine.protocol.messages import HistogramDelta, Ready, Stats

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import RequestCancelledError, RequestError
 from engine.protocol.messages import Chunk, DetokenizerInput, OutputDetails, ResponseOptions
 from engine.service.cancellation import CancelPoller

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import structs
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError, TridentError
 from engine.protocol.messages import FromEngine, Ready, Shutdown, ToEngine
 from engine.service.stub.engine_process import Death, EngineProcess

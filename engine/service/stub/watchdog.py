@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.service.stub.engine_process import EngineProcess
 
 log = logging.getLogger("trident.watchdog")

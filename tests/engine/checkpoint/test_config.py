@@ -10,7 +10,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.checkpoint.config import overridden, read_config
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.layers.rope import DefaultRope, LinearRope
 from engine.models.registry import read_model_spec

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from tests.factories.cores import MakeCore
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.output_builder import OutputBuilder
 from engine.core.request import Request

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.execution.downloads import Downloads
 from engine.execution.expert_counts import ExpertCounts

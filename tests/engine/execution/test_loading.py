@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError, InsufficientMemoryError, UnsupportedError
 from engine.execution import devices, loading
 from engine.execution.graphs.graph_sizes import GraphSizes

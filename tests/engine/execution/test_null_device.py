@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
 from engine.llm import LLM

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import ALLOWED, SKIPPED, Samples, SamplingBatch, Schedule
 from engine.execution.loading import load_model

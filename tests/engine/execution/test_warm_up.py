@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine import LLM, SamplingParams
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.schedule import ALLOWED, BIAS, FILTERS, LOGPROBS, PENALTIES, TRUNCATION
 from engine.execution.devices import ResolvedConfig, choose_device, resolve
 from engine.execution.warm_up import largest_step, warm_up_steps

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.launch import arguments as flags
 from engine.launch.errors import ServerStartError
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine import LLM, SamplingParams
+from engine.config.setting_types import Quantization
 from engine.errors import InsufficientMemoryError, UnsupportedError
 from engine.execution.memory import kv_cache_plan
 from engine.layers.int8_linear import Int8Linear, multiplies_int8
@@ -17,7 +18,6 @@ from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
 from engine.models import conversion, forms
 from engine.models.conversion import Conversion, check_quantization, num_bytes_while_loading
-from engine.setting_types import Quantization
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import FLOATS, in_panels, quantizes, rounding, runs_panels

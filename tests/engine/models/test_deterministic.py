@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.config.setting_types import Quantization
 from engine.errors import UnsupportedError
 from engine.models import conversion
 from engine.models.conversion import check_deterministic
-from engine.setting_types import Quantization
 from kernels.cpu import linear as panels
 from kernels.rms_norm import rms_norm
 from tests.factories.checkpoints import write_checkpoint

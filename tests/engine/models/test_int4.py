@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine import LLM
+from engine.config.setting_types import Quantization
 from engine.errors import UnsupportedError
 from engine.layers.int8_linear import quantize_channels
 from engine.layers.integer_weight import quantize_groups
@@ -19,7 +20,6 @@ from engine.layers.linear import Linear
 from engine.layers.panel_linear import PanelLinear
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import Conversion
-from engine.setting_types import Quantization
 from engine.weights import fill_with_random_weights, load_weights, loader
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint

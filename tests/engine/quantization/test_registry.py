@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.config.setting_types import QuantizationSetting
 from engine.errors import UnsupportedError
 from engine.llm import LLM
 from engine.quantization.registry import read_quantization, while_loading
 from engine.request.sampling_params import SamplingParams
-from engine.setting_types import QuantizationSetting
 from tests.factories.paged_model import PagedModel
 from tests.factories.quantized import FORMATS, change_config, write_quantized
 

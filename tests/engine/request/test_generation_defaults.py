@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import CheckpointError, ConfigError
 from engine.request.generation_defaults import GenerationDefaults
 from engine.request.sampling_params import SamplingParams

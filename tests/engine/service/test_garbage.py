@@ -24,7 +24,7 @@ while not gone:
 
 _SERVED = """
 import gc, socket
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.protocol.messages import FromEngine, Ready, Shutdown, Start, ToEngine
 from engine.service.channel import Channel
 from engine.service.process.serve import serve

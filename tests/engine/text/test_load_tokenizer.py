@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError
 from engine.text.chat_template import render_text
 from engine.text.load_tokenizer import load_tokenizer

@@ -160,7 +160,7 @@ def test_loading_takes_no_torch(tmp_path: Path) -> None:
     script = f"""
         import sys
         from pathlib import Path
-        from engine.config import EngineConfig
+        from engine.config.engine_config import EngineConfig
         from engine.text.chat_template import render
         from engine.request.generation_defaults import GenerationDefaults
         from engine.text.detokenizer import Detokenizer

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import torch
 
 from engine.bench.checkpoint import write_checkpoint
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core import engine_core
 from engine.core.engine_core import EngineCore
 from engine.execution.loaded_model import LoadedModel

@@ -12,7 +12,7 @@ from client.bench.load.prompts import PromptSource, Turn
 from client.bench.load.record import CUT, Record, Target
 from client.bench.load.scrape import Metrics
 from client.bench.load.worker import ask_all
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.demo import CHECKPOINT_DIR
 
 BLOCK, PROMPT, ANSWER, N = 16, 64, 40, 4

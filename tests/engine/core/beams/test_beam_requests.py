@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import QueueFullError
 from engine.protocol.messages import AddRequest, SequenceOutput

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError
 from engine.protocol.messages import AddRequest, RequestFailed, SequenceOutput

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.deadlines import Deadlines
 from engine.core.integrity import check_integrity
 from engine.core.queue.queue_limits import Load, QueueLimits

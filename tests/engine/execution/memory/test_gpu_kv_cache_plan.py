@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig, resolve
 from engine.execution.memory.gpu_memory_profile import MemoryProfile

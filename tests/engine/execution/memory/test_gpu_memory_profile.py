@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig, resolve
 from engine.execution.memory.gpu_memory_profile import (

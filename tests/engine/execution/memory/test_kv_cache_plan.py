@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine import LLM
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import InsufficientMemoryError, UnsupportedError
 from engine.execution import model_weights
 from engine.execution.devices import resolve

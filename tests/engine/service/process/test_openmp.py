@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.demo import CHECKPOINT_DIR
 from engine.service.process.openmp import set_wait
 
 _START = """
 import sys
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.service.process import __main__
 from engine.service.process.openmp import set_wait
 assert "torch" not in sys.modules

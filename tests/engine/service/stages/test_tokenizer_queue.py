@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import QueueFullError
 from engine.service.stages.tokenizer_queue import TokenizerQueue, size_of
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.protocol.messages import Ready, Stats
 from engine.service.stub.engine_client import EngineClient, Observer
 from engine.service.stub.stream import NewRequest

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import CheckpointError, QueueFullError, RequestError
 from engine.protocol.messages import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
 from engine.protocol.step_outputs import NO_OUTPUTS, StepOutputs

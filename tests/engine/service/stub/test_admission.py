@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.queue.queue_limits import Load
 from engine.errors import QueueFullError
 from engine.protocol.messages import Ready

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import (
     ConfigError,
     EngineDeadError,

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError, QueueFullError
 from engine.protocol.messages import Abort, AddRequest, Chunk, Ready, Stats, ToEngine
 from engine.service.stub import supervisor as supervisor_module

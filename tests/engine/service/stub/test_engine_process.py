@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.service.stub.engine_process import EngineProcess
 from tests.engine.service.stub import fake_engine
 

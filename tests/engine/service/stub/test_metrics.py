@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.core.stats import HISTOGRAM_BOUNDS, Histogram
 from engine.errors import EngineDeadError, QueueFullError, RequestError
 from engine.protocol.messages import Ready, Stats

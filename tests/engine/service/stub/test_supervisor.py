@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError, SuspectRequestError
 from engine.service.stub.engine_client import EngineClient
 from tests.engine.service.stub.clients import (

@@ -23,9 +23,8 @@ from pydantic import (
     model_validator,
 )
 
-from engine import null_device
-from engine.errors import ConfigError
-from engine.setting_types import (
+from engine.config import null_device
+from engine.config.setting_types import (
     Device,
     Dtype,
     Integer,
@@ -38,6 +37,7 @@ from engine.setting_types import (
     ServedModelName,
     ToolCallParser,
 )
+from engine.errors import ConfigError
 from engine.text.sections.tags import AUTO, REASONING, TOOL_CALLS
 from engine.validation import unsupported
 from engine.validation.checks import describe

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from engine import null_device
+from engine.config import null_device
 from engine.text.sections.tags import AUTO, NONE, REASONING, TOOL_CALLS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

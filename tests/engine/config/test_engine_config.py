@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.config import EngineConfig
+from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError
 from engine.validation import unsupported
 

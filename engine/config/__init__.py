@@ -1,0 +1,1 @@
+"""The settings of Trident, and what values they take."""
