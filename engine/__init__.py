@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.llm import LLM
-    from engine.outputs import (
+    from engine.offline.llm import LLM
+    from engine.offline.outputs import (
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
@@ -31,12 +31,12 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LLM": "engine.llm",
-    "CompletionOutput": "engine.outputs",
-    "EmbeddingOutput": "engine.outputs",
-    "EmbeddingRequestOutput": "engine.outputs",
-    "Logprob": "engine.outputs",
-    "RequestOutput": "engine.outputs",
+    "LLM": "engine.offline.llm",
+    "CompletionOutput": "engine.offline.outputs",
+    "EmbeddingOutput": "engine.offline.outputs",
+    "EmbeddingRequestOutput": "engine.offline.outputs",
+    "Logprob": "engine.offline.outputs",
+    "RequestOutput": "engine.offline.outputs",
     "SamplingParams": "engine.request.sampling_params",
     "Section": "engine.text.sections.splitter",
 }

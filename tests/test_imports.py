@@ -24,7 +24,7 @@ _LAYERED = (
     "engine.weights",
     "engine.execution",
 )
-_AROUND = ("engine.service", "engine.launch", "engine.llm", "engine.bench")
+_AROUND = ("engine.service", "engine.launch", "engine.offline", "engine.bench")
 
 # Package -> what its files must not import.
 FORBIDDEN: dict[str, tuple[str, ...]] = {

@@ -12,7 +12,7 @@ from engine import LLM, SamplingParams
 from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.errors import RequestError
-from engine.outputs import RequestOutput
+from engine.offline.outputs import RequestOutput
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from engine import RequestOutput
-from engine.outputs import Logprob
+from engine.offline.outputs import Logprob
 from tests.factories.exact import ExactModel, decoded_logits, max_error
 
 

@@ -11,7 +11,7 @@ import pytest
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import ConfigError
-from engine.llm import LLM
+from engine.offline.llm import LLM
 from engine.protocol.messages import AddRequest, SequenceOutput
 from engine.protocol.token_ids import pack_token_ids
 from engine.request.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config.setting_types import QuantizationSetting
 from engine.errors import UnsupportedError
-from engine.llm import LLM
+from engine.offline.llm import LLM
 from engine.quantization.registry import read_quantization, while_loading
 from engine.request.sampling_params import SamplingParams
 from tests.factories.paged_model import PagedModel

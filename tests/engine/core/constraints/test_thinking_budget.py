@@ -11,7 +11,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.core.constraints.thinking_budget import ThinkingBudget
 from engine.errors import RequestError
-from engine.outputs import CompletionOutput
+from engine.offline.outputs import CompletionOutput
 from engine.text.sections.reader import place_after_prompt
 from engine.text.sections.tracker import SectionTracker
 from tests.factories.checkpoints import write_checkpoint

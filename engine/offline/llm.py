@@ -11,8 +11,8 @@ import numpy as np
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, error_of
-from engine.llm_display import loading, progress
-from engine.outputs import (
+from engine.offline.display import loading, progress
+from engine.offline.outputs import (
     CompletionOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
