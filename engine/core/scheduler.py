@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from engine.core.beams.beam_scheduler import BeamScheduler
 from engine.core.constraints.sampling_constraints import SamplingConstraints
-from engine.core.forks import Forks
 from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
-from engine.core.prompt_admission import Admitted, PromptAdmission, Refused
+from engine.core.queue.forks import Forks
+from engine.core.queue.prompt_admission import Admitted, PromptAdmission, Refused
 from engine.core.queue.rank import rank_by_priority, rank_fcfs
 from engine.core.queue.victims import Victims
 from engine.core.queue.waiting_queues import WaitingQueues

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.awaited_prefixes import AwaitedPrefixes
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.kv.tables import Tables, num_places
+from engine.core.queue.awaited_prefixes import AwaitedPrefixes
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.slot_states import SlotStates
