@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from client.commands.connection_options import Access, access, with_options
+from client.gateway.processes.server import serve
 from client.gateway.routing.balance import Balance
 from client.gateway.security.tenants import read_tenants
-from client.gateway.server import serve
 from client.gateway.settings import DEFAULT_PORT, GatewaySettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -10,10 +10,10 @@ from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
-from client.gateway.document import complete_document
 from client.gateway.errors import HANDLERS
 from client.gateway.gateway import Gateway
-from client.gateway.middleware import RequestLog
+from client.gateway.http.document import complete_document
+from client.gateway.observability.middleware import RequestLog
 from client.gateway.routes import (
     chat,
     completions,

@@ -9,7 +9,8 @@ from pathlib import Path
 from starlette.requests import Request
 
 from client.gateway.errors import ApiError
-from client.gateway.metrics import GatewayMetrics
+from client.gateway.http.sse import EventEncoder
+from client.gateway.observability.metrics import GatewayMetrics
 from client.gateway.responses.store import ResponseStore
 from client.gateway.routing.pool import ServerPool
 from client.gateway.security.access import tenant_of
@@ -18,7 +19,6 @@ from client.gateway.security.tenant_client import TenantClient
 from client.gateway.security.tenants import Tenant
 from client.gateway.served_model import ServedModel
 from client.gateway.settings import GatewaySettings
-from client.gateway.sse import EventEncoder
 
 
 class Gateway:

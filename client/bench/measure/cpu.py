@@ -72,7 +72,7 @@ def process_name(name: str, command: list[str]) -> str:
         return "engine process"
     if "engine.bench.child" in command:
         return "engine alone"
-    if "client.gateway.worker" in command or command[2:4] == ["client.cli", "gateway"]:
+    if "client.gateway.processes.worker" in command or command[2:4] == ["client.cli", "gateway"]:
         return "gateway"
     return name
 

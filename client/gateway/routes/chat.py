@@ -6,14 +6,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.gateway.answers import REFUSALS, JsonAnswer, documented
 from client.gateway.chat.call import ChatCall
-from client.gateway.disconnect import until_disconnected
 from client.gateway.gateway import gateway_of
+from client.gateway.http.answers import REFUSALS, JsonAnswer, documented
+from client.gateway.http.disconnect import until_disconnected
+from client.gateway.http.sse import EventStream
 from client.gateway.routes.json_route import JsonRoute
 from client.gateway.schemas.answers import ChatCompletion, ChatCompletionChunk
 from client.gateway.schemas.chat import ChatRequest
-from client.gateway.sse import EventStream
 
 router = APIRouter(prefix="/v1", tags=["generation"], route_class=JsonRoute)
 

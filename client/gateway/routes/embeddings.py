@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.gateway.answers import REFUSALS, JsonAnswer, documented
-from client.gateway.disconnect import until_disconnected
 from client.gateway.embeddings import embeddings
 from client.gateway.gateway import gateway_of
+from client.gateway.http.answers import REFUSALS, JsonAnswer, documented
+from client.gateway.http.disconnect import until_disconnected
 from client.gateway.routes.json_route import JsonRoute
 from client.gateway.schemas.embeddings import Embeddings, EmbeddingsRequest
 

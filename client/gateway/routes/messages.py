@@ -9,17 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from client.errors import TridentClientError
-from client.gateway.answers import REFUSALS, JsonAnswer, documented
-from client.gateway.disconnect import until_disconnected
 from client.gateway.errors import from_client
 from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.http.answers import REFUSALS, JsonAnswer, documented
+from client.gateway.http.disconnect import until_disconnected
+from client.gateway.http.sse import EventStream
 from client.gateway.messages.call import MessageCall
 from client.gateway.messages.chat import MessagesChat
 from client.gateway.routes.json_route import JsonRoute
 from client.gateway.schemas.errors import AnthropicErrorBody
 from client.gateway.schemas.message_events import EVENTS, AnsweredMessage, TokenCount
 from client.gateway.schemas.messages import CountTokensRequest, MessagesRequest
-from client.gateway.sse import EventStream
 
 router = APIRouter(prefix="/v1/messages", tags=["generation"], route_class=JsonRoute)
 

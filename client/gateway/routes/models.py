@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from client.gateway.answers import JsonAnswer, documented
 from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.http.answers import JsonAnswer, documented
 from client.gateway.schemas.operation import ModelCard, ModelList
 
 router = APIRouter(prefix="/v1", tags=["models"], default_response_class=Response)

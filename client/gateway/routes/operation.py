@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from client.errors import TridentClientError
-from client.gateway.answers import JsonAnswer, documented
 from client.gateway.errors import ApiError, from_client
 from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.http.answers import JsonAnswer, documented
 from client.gateway.schemas.operation import Health, Readiness, Version
 from client.gateway.version import version
 

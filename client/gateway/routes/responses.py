@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.gateway.answers import REFUSALS, JsonAnswer, documented
-from client.gateway.disconnect import until_disconnected
 from client.gateway.errors import ApiError
 from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.http.answers import REFUSALS, JsonAnswer, documented
+from client.gateway.http.disconnect import until_disconnected
+from client.gateway.http.sse import EventStream
 from client.gateway.responses.call import ResponseCall
 from client.gateway.responses.items import page
 from client.gateway.responses.store import StoredResponse
@@ -20,7 +21,6 @@ from client.gateway.routes.json_route import JsonRoute
 from client.gateway.schemas.response_request import InputItemsQuery, ResponseRequest, RetrieveQuery
 from client.gateway.schemas.response_resource import EVENTS, DeletedResponse, ItemList
 from client.gateway.schemas.response_resource import Response as Resource
-from client.gateway.sse import EventStream
 
 router = APIRouter(
     prefix="/v1/responses",

@@ -58,7 +58,7 @@ class TestCpu:
         engine = ["/venv/bin/python3", "-m", "engine.service.process", "--fd", "6"]
         assert process_name("python3", engine) == "engine process"
         assert process_name("tritonserver", ["/opt/bin/tritonserver"]) == "tritonserver"
-        for module in (["client.cli", "gateway"], ["client.gateway.worker", "3"]):
+        for module in (["client.cli", "gateway"], ["client.gateway.processes.worker", "3"]):
             assert process_name("python3", ["/venv/bin/python3", "-m", *module]) == "gateway"
         assert process_name("python3", ["python3", "-m", "client.cli", "serve"]) == "python3"
 

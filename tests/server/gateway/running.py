@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from client.gateway.server import make_server
+from client.gateway.processes.server import make_server
 from client.gateway.settings import GatewaySettings
 from engine.launch.ports import pick_free
 

@@ -10,7 +10,7 @@ import pytest
 import trustme
 
 from client import ConfigurationError
-from client.gateway.server import make_server
+from client.gateway.processes.server import make_server
 from client.gateway.settings import GatewaySettings
 from tests.client.fake_triton import FakeTriton
 from tests.server.gateway.running import running

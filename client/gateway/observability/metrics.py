@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from client.gateway.server_metrics import scrape, together
+from client.gateway.observability.server_metrics import scrape, together
 
 
 class GatewayMetrics:

@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import FastAPI
 from msgspec import Struct
 
-from client.gateway.answers import documented_error
 from client.gateway.errors import is_anthropic
+from client.gateway.http.answers import documented_error
 from client.gateway.schemas.errors import AnthropicErrorBody, ErrorBody
 from client.gateway.security.access import OPEN_PATHS
 

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from client.gateway.metrics import GatewayMetrics
-from client.gateway.middleware import RequestLog
+from client.gateway.observability.metrics import GatewayMetrics
+from client.gateway.observability.middleware import RequestLog
 
 
 def test_what_is_polled_is_logged_when_its_status_changes(

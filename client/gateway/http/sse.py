@@ -9,8 +9,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from client.gateway.disconnect import until_disconnected
 from client.gateway.errors import ApiError, ClientDisconnectedError
+from client.gateway.http.disconnect import until_disconnected
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -13,9 +13,9 @@ import uvicorn
 
 from client.errors import ConfigurationError
 from client.gateway.app import create_app
+from client.gateway.processes.workers import Workers
 from client.gateway.security.http_protocol import BoundedHttpProtocol
 from client.gateway.settings import DEFAULT_PORT, GatewaySettings
-from client.gateway.workers import Workers
 
 _POLL_S = 0.1
 

@@ -1,6 +1,6 @@
 """One worker of a gateway: the process that `Workers` starts, and that ends with it.
 
-    python -m client.gateway.worker HOST PORT FOLDER
+    python -m client.gateway.processes.worker HOST PORT FOLDER
 
 All of them listen at HOST and PORT, and share FOLDER. The settings come on standard input, which
 the supervisor keeps open as long as it lives.
@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-from client.gateway.server import configure_logging, make_server, run
+from client.gateway.processes.server import configure_logging, make_server, run
 from client.gateway.settings import SETTINGS
 
 

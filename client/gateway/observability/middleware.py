@@ -11,7 +11,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from client.gateway.errors import is_anthropic
-from client.gateway.metrics import GatewayMetrics
+from client.gateway.observability.metrics import GatewayMetrics
 
 log = logging.getLogger("trident.gateway")
 

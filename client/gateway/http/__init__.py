@@ -1,0 +1,1 @@
+"""What HTTP wants of every route: forms of answers and of streams, their end, their document."""
