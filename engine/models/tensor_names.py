@@ -6,9 +6,13 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Literal
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+
+# What a tensor of the experts is of.
+ExpertTensors = Literal["each", "projection", "gates and ups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +26,11 @@ class TensorNames:
         stacked: our linears that the checkpoint stores as we do: their projections in one tensor.
         qkv_heads: heads whose queries, keys and values such a `qkv_proj` has side by side; 0: it
             has all queries first, then all keys.
-        stacks_experts: whether the experts' projections are in one tensor, inputs first.
-        outputs_first: of such experts: outputs first; None: as the shape of each tensor says.
-        gates_first: of such experts: the gates of one before its ups, which alternate otherwise.
+        experts: whether each expert has its own projections, or one tensor has a projection of all
+            of them, or one has all gates and ups, and one all downs, inputs first.
+        outputs_first: where gates and ups are together: outputs first; None: as the shape of each
+            tensor says.
+        gates_first: likewise: the gates of one before its ups, which alternate otherwise.
         transposed: whether linears are stored [in_features, out_features].
         ignored: patterns of tensors that are not loaded: what follows from the configuration, or
             belongs to a part of the model that is not served.
@@ -37,7 +43,7 @@ class TensorNames:
     prefixes: tuple[str, ...] = ("model.",)
     stacked: tuple[str, ...] = ()
     qkv_heads: int = 0
-    stacks_experts: bool = False
+    experts: ExpertTensors = "each"
     outputs_first: bool | None = False
     gates_first: bool = False
     transposed: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from engine.layers.experts import Experts
 from engine.layers.linear import parameter
 from engine.layers.stored_weight import CodedWeight, Fp8Weight, stack_coded, stack_fp8
+from engine.models.tensor_names import ExpertTensors
 from engine.quantization.format import Format
 from engine.quantization.stored import StoredProjection
 from kernels.quantized.codes import Codes, stack
@@ -26,29 +27,35 @@ class QuantizedExperts(nn.Module):
 
     Args:
         plain: of the same shape, without memory (on the meta device).
-        is_stacked: the checkpoint has one projection of all gates and ups, which alternate, and
-            each tensor holds all experts; otherwise each expert has its own three projections.
+        formats: of each projection.
+        layout: as `TensorNames.experts`; gates and ups that are together alternate.
         path: the name of the module, for errors.
     """
 
     def __init__(
-        self, plain: Experts, fmt: Format, *, is_stacked: bool, path: str, device: torch.device
+        self,
+        plain: Experts,
+        formats: Mapping[str, Format],
+        *,
+        layout: ExpertTensors,
+        path: str,
+        device: torch.device,
     ) -> None:
         super().__init__()
         self._plain = [plain]  # in a list: it is not a part of this module
         self._device = device
-        self._is_stacked = is_stacked
+        self._layout = layout
         self.num_bytes_dequantized = plain.gate_up.nbytes + plain.down.nbytes
         num_experts, hidden_size, size = plain.down.shape
         gate_up = {"gate_up_proj": 2 * size}
-        if not is_stacked:
+        if layout != "gates and ups":
             gate_up = {"gate_proj": size, "up_proj": size}
         shapes = {part: (rows, hidden_size) for part, rows in gate_up.items()}
         shapes["down_proj"] = (hidden_size, size)
         self.stored = nn.ModuleDict(
             {
                 part: StoredProjection(
-                    fmt, *shape, path=f"{path}.{part}", device=device, count=num_experts
+                    formats[part], *shape, path=f"{path}.{part}", device=device, count=num_experts
                 )
                 for part, shape in shapes.items()
             }
@@ -76,14 +83,16 @@ class QuantizedExperts(nn.Module):
         places: dict[str, Tensor] = {}
         for part in self.stored:
             for name, tensor in self._part(part).tensors.items():
-                if self._is_stacked:
+                if self._layout == "gates and ups":
                     places[f"experts.{part}_{name}"] = tensor
+                elif self._layout == "projection":
+                    places[f"experts.{part}.{name}"] = tensor
                 else:
                     places |= {f"experts.{i}.{part}.{name}": t for i, t in enumerate(tensor)}
         gate_up, down = self.gate_up_bias, self.down_bias
         if gate_up is None or down is None:
             return places
-        if self._is_stacked:
+        if self._layout == "gates and ups":
             return {
                 **places,
                 "experts.gate_up_proj_bias": gate_up,
@@ -91,6 +100,9 @@ class QuantizedExperts(nn.Module):
             }
         biases = {"gate_proj": gate_up[:, ::2], "up_proj": gate_up[:, 1::2], "down_proj": down}
         for part, bias in biases.items():
+            if self._layout == "projection":
+                places[f"experts.{part}.bias"] = bias
+                continue
             places |= {f"experts.{i}.{part}.bias": each for i, each in enumerate(bias)}
         return places
 
@@ -115,7 +127,7 @@ class QuantizedExperts(nn.Module):
             CheckpointError: a scale is not finite or 0, or an index is out of range.
         """
         both: Iterable[Fp8Weight | CodedWeight | None]
-        if self._is_stacked:
+        if self._layout == "gates and ups":
             both = map(_gates_first, self._part("gate_up_proj").each_for_gpu())
         else:
             gates, ups = (self._part(f"{name}_proj").each_for_gpu() for name in ("gate", "up"))
@@ -130,7 +142,7 @@ class QuantizedExperts(nn.Module):
             CheckpointError: a scale is not finite or 0, or an index is out of range.
         """
         plain = self.plain.to_empty(device=self._device)
-        if self._is_stacked:
+        if self._layout == "gates and ups":
             self._part("gate_up_proj").dequantize_to(plain.gate_up)
         else:
             self._part("gate_proj").dequantize_to(plain.gate_up[:, ::2])

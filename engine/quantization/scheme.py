@@ -11,7 +11,7 @@ from torch import nn
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.linear import GatedLinear, Linear
-from engine.models.tensor_names import TensorNames
+from engine.models.tensor_names import ExpertTensors, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.linear import QuantizedLinear
@@ -72,12 +72,14 @@ class Quantized:
         activation: ExpertActivation,
         bias: bool,
     ) -> nn.Module:
-        is_stacked = self.names.stacks_experts
-        name = self.path.rpartition(".")[2]
-        parts = [name]
-        if not is_stacked:
-            projections = ("gate_proj", "up_proj", "down_proj")
+        layout, name = self.names.experts, self.path.rpartition(".")[2]
+        projections = ("gate_proj", "up_proj", "down_proj")
+        if layout == "each":
             parts = [f"{name}.{i}.{part}" for i in range(num_experts) for part in projections]
+        elif layout == "projection":
+            parts = [f"{name}.{part}" for part in projections]
+        else:
+            parts = [name]
         formats = self._formats(parts, is_expert=True)
         plain = Experts(
             hidden_size,
@@ -97,8 +99,8 @@ class Quantized:
             )
         return QuantizedExperts(
             plain,
-            formats[parts[0]],
-            is_stacked=is_stacked,
+            _by_projection(formats, layout),
+            layout=layout,
             path=self.path,
             device=self.device,
         )
@@ -135,3 +137,10 @@ class Quantized:
     def _stored_name(self, part: str) -> str:
         """Return the checkpoint's name of a projection beside or in the module."""
         return self.names.of(f"{self._parent}.{part}", self.prefix)
+
+
+def _by_projection(formats: Mapping[str, Format], layout: ExpertTensors) -> dict[str, Format]:
+    """Return the format of each projection of experts, by its name."""
+    if layout == "gates and ups":
+        return dict.fromkeys(("gate_up_proj", "down_proj"), *formats.values())
+    return {part.rpartition(".")[2]: fmt for part, fmt in formats.items()}

@@ -49,7 +49,7 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
         tensors: dict[str, Tensor]
         if isinstance(module, Linear) and name in names.stacked:
             tensors = {f"{name}.{key}": tensor for key, tensor in module.named_parameters()}
-        elif isinstance(module, Experts) and names.stacks_experts:
+        elif isinstance(module, Experts) and names.experts == "gates and ups":
             for key, place in _stacked_experts(module, names).items():
                 places[f"{parent}.{key}"] = place
             continue

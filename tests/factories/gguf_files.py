@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,19 @@ _ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
     "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
+    "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+    "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
+    "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
+    "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
     "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
 }
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 # Types that the package cannot write -> where their blocks have float16 scales, and how large these
 # must be for weights of about 0.1.
 _SCALES = {
@@ -67,7 +76,7 @@ def convert(
     for key, value in changes.items():
         _change(writer, key, value)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    floats = load_file(checkpoint / "model.safetensors")
+    floats = _with_experts_together(load_file(checkpoint / "model.safetensors"))
     draw = np.random.default_rng(0)
     for i, (name, tensor) in enumerate(sorted(floats.items())):
         values = tensor.float().numpy()
@@ -86,6 +95,7 @@ def convert(
             if heads:
                 stored = _in_halves(stored, heads)
             floats[name] = torch.from_numpy(np.ascontiguousarray(stored, np.float32))
+    floats = _with_experts_apart(floats)
     _add_rope_factors(writer, checkpoint)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -130,6 +140,34 @@ def random_blocks(
     return blocks.reshape(*rows, -1)
 
 
+def _with_experts_together(floats: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors with one of each projection of a layer's experts."""
+    together: dict[str, Any] = {}
+    for name, tensor in floats.items():
+        found = _EXPERT.fullmatch(name)
+        if found is None:
+            together[name] = tensor
+        else:
+            experts = together.setdefault(f"{found[1]}.{found[3]}", {})
+            experts[int(found[2])] = tensor
+    return {
+        name: torch.stack([each[i] for i in range(len(each))]) if isinstance(each, dict) else each
+        for name, each in together.items()
+    }
+
+
+def _with_experts_apart(floats: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    apart: dict[str, torch.Tensor] = {}
+    for name, tensor in floats.items():
+        if tensor.dim() < 3:
+            apart[name] = tensor
+            continue
+        module, _, projection = name.partition(".experts.")
+        for i, expert in enumerate(tensor):
+            apart[f"{module}.experts.{i}.{projection}"] = expert.contiguous()
+    return apart
+
+
 def _heads(name: str, config: dict[str, Any]) -> int | None:
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     return next((config[field] for part, field in heads.items() if part in name), None)
@@ -169,6 +207,19 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
     if config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
+    num_experts = config.get("num_experts") or config.get("num_local_experts")
+    if num_experts:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if "shared_expert_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if "attention_multiplier" in config:
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if config.get("attn_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])

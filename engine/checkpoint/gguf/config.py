@@ -18,7 +18,7 @@ from engine.fields import Fields
 
 EMBEDDING = "token_embd.weight"
 _HEAD = "output.weight"
-_ATTENTION_BIAS, _MLP_BIAS = "blk.0.attn_output.bias", "blk.0.ffn_down.bias"
+_ATTENTION_BIAS, _MLP_BIAS = "blk.0.attn_q.bias", "blk.0.ffn_down.bias"
 # Factors of the rotary frequencies: those of Llama 3.1, and LongRoPE's for short and long prompts.
 _ROPE_FACTORS = "rope_freqs.weight"
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -39,11 +39,9 @@ def make_config(file: GgufFile) -> dict[str, Any]:
         raise fields.unsupported(
             "general.architecture", f"{kind!r} is not supported; supported: {supported}"
         )
-    for field, parts in (("split.count", "several files"), (f"{kind}.expert_count", "experts")):
-        if fields.integer(field, default=0, minimum=0) > 1:
-            raise fields.unsupported(
-                field, f"{parts} are not read from GGUF; use the model's safetensors"
-            )
+    if fields.integer("split.count", default=0, minimum=0) > 1:
+        problem = "several files are not read from GGUF; use the model's safetensors"
+        raise fields.unsupported("split.count", problem)
     if EMBEDDING not in file.tensors:
         raise fields.error(EMBEDDING, "is missing")
     own = _own_fields(file, kind)
@@ -52,6 +50,8 @@ def make_config(file: GgufFile) -> dict[str, Any]:
     if own.integer("attention.value_length", default=head_dim) != head_dim:
         raise own.unsupported("attention.value_length", f"must be {head_dim}, that of the keys")
     name, specific = _ARCHITECTURES[kind]
+    if kind == "llama" and own.integer("expert_count", default=0, minimum=0) > 1:
+        name, specific = "MixtralForCausalLM", _mixtral
     return {
         "architectures": [name],
         "vocab_size": file.tensors[EMBEDDING].shape[0],
@@ -159,6 +159,42 @@ def _gemma3(own: Fields, head_dim: int) -> dict[str, Any]:
     }
 
 
+def _mixtral(own: Fields, _head_dim: int) -> dict[str, Any]:
+    return {
+        "num_local_experts": own.integer("expert_count"),
+        "num_experts_per_tok": own.integer("expert_used_count"),
+        "sliding_window": None,
+    }
+
+
+def _qwen_moe(own: Fields, _head_dim: int) -> dict[str, Any]:
+    return {
+        "num_experts": own.integer("expert_count"),
+        "num_experts_per_tok": own.integer("expert_used_count"),
+        "moe_intermediate_size": own.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _qwen2_moe(own: Fields, head_dim: int) -> dict[str, Any]:
+    shared = own.integer("expert_shared_feed_forward_length")
+    others = {"norm_topk_prob": False, "shared_expert_intermediate_size": shared}
+    return _qwen_moe(own, head_dim) | others
+
+
+def _granite(own: Fields, head_dim: int) -> dict[str, Any]:
+    return {
+        "attention_multiplier": own.number("attention.scale", default=head_dim**-0.5),
+        "embedding_multiplier": own.number("embedding_scale", default=1.0),
+        "residual_multiplier": own.number("residual_scale", default=1.0),
+        "logits_scaling": own.number("logit_scale", default=1.0),
+    }
+
+
+def _glm4(own: Fields, head_dim: int) -> dict[str, Any]:
+    return {"partial_rotary_factor": own.integer("rope.dimension_count") / head_dim}
+
+
 def _query_scalar(own: Fields, head_dim: int, *, num_layers_27b: int) -> int:
     """Return the scale of the queries. No field has it: the number of layers tells the 27B."""
     if own.integer("block_count") == num_layers_27b:
@@ -176,9 +212,15 @@ def _phi3(own: Fields, head_dim: int) -> dict[str, Any]:
 
 # llama.cpp's name of an architecture -> that of transformers, and the fields of its own.
 _ARCHITECTURES: dict[str, tuple[str, Callable[[Fields, int], dict[str, Any]]]] = {
-    "llama": ("LlamaForCausalLM", _nothing),  # Mistral is one
+    "llama": ("LlamaForCausalLM", _nothing),  # Mistral is one; with experts it is Mixtral
     "qwen2": ("Qwen2ForCausalLM", _nothing),
+    "qwen2moe": ("Qwen2MoeForCausalLM", _qwen2_moe),
     "qwen3": ("Qwen3ForCausalLM", _nothing),
+    "qwen3moe": ("Qwen3MoeForCausalLM", _qwen_moe),
+    "ernie4_5": ("Ernie4_5ForCausalLM", _nothing),
+    "glm4": ("Glm4ForCausalLM", _glm4),
+    "granite": ("GraniteForCausalLM", _granite),
+    "smollm3": ("SmolLM3ForCausalLM", _nothing),
     "gemma": ("GemmaForCausalLM", _nothing),
     "gemma2": ("Gemma2ForCausalLM", _gemma2),
     "gemma3": ("Gemma3ForCausalLM", _gemma3),

@@ -19,6 +19,14 @@ _RENAMED = (
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("mlp.experts.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.gate_up_proj", "ffn_up"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
@@ -41,7 +49,11 @@ def spec_of_gguf(spec: ModelSpec) -> ModelSpec:
     Norms with a unit offset are stored with it.
     """
     names = TensorNames(
-        renamed=_RENAMED, prefixes=("",), stacked=spec.tensor_names.stacked, ignored=_IGNORED
+        renamed=_RENAMED,
+        prefixes=("",),
+        stacked=spec.tensor_names.stacked,
+        experts="projection",
+        ignored=_IGNORED,
     )
     layers = tuple(_layer(layer) for layer in spec.layers)
     return replace(spec, layers=layers, norm=_norm(spec.norm), tensor_names=names)

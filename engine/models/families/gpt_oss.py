@@ -8,7 +8,7 @@ from engine.models.rope import parse_rope
 from engine.models.spec import LayerSpec, ModelSpec, MoE
 from engine.models.tensor_names import LLAMA_NAMES, TensorNames
 
-_NAMES = TensorNames(renamed=LLAMA_NAMES.renamed, stacks_experts=True)
+_NAMES = TensorNames(renamed=LLAMA_NAMES.renamed, experts="gates and ups")
 
 # What all its checkpoints say, should one leave it out.
 _ROPE = {

@@ -24,7 +24,7 @@ _NAMES = TensorNames(
         ("mlp.down_proj", "shared_mlp.output_linear"),
     ),
     stacked=("gate_up_proj",),
-    stacks_experts=True,
+    experts="gates and ups",
     outputs_first=True,
     gates_first=True,
 )

@@ -52,7 +52,7 @@ def _beside_vision(names: TensorNames, architecture: str) -> TensorNames:
         names,
         prefixes=("model.language_model.", "model."),
         ignored=(*names.ignored, "visual.*", "model.visual.*"),
-        stacks_experts=is_stacked,
+        experts="gates and ups" if is_stacked else "each",
         outputs_first=None,  # as transformers 5 writes them; Qwen's have inputs first
         gates_first=is_stacked,
     )

@@ -15,6 +15,7 @@ pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import LLM, SamplingParams
+from engine.checkpoint.hub import resolve_checkpoint
 from engine.layers.coded_experts import CodedExperts
 from engine.layers.experts import Experts
 from engine.models.build import build_model
@@ -24,10 +25,12 @@ from engine.models.registry import read_model_spec
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.registry import read_quantization
 from engine.weights import load_weights
+from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
+from tests.factories.gguf_files import write_gguf
 from tests.factories.quantized import FORMATS, compressed, write_quantized
 from tests.factories.quantizers import fp8
-from tests.factories.tokenizers import byte_level_tokenizer
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 from tests.kernels.support import DEVICE, assert_close, randn
 
 pytestmark = pytest.mark.usefixtures("small_gpu")
@@ -80,7 +83,30 @@ def load(folder: Path, dtype: torch.dtype) -> CausalLM:
 
 @pytest.mark.parametrize(("name", "family"), SERVED)
 def test_experts_of_each_format(name: str, family: str, tmp_path: Path) -> None:
-    plain, quantized = write(name, family, tmp_path)
+    check_products(*write(name, family, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerance"),
+    # Offsets of groups are rounded to float16; what has no even steps to 127 of them.
+    [("Q8_0", 2e-3), ("Q4_K", 4e-3), ("Q6_K", 2e-2), ("MXFP4", 2e-2)],
+)
+def test_experts_of_gguf(
+    kind: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plain, file = tmp_path / "plain", tmp_path / "experts.gguf"
+    sizes = {"vocab_size": 400, "hidden_size": 256, "moe_intermediate_size": 256, "head_dim": 64}
+    architecture, settings = FAMILIES["qwen3-moe"]
+    settings = {**settings, **SMALL, **sizes, "mlp_only_layers": []}
+    write_checkpoint(plain, architecture, **settings)
+    save_tokenizer(byte_level_tokenizer(), plain)
+    write_gguf(file, plain, [kind])
+    check_products(plain, resolve_checkpoint(str(file)), tolerance)
+
+
+def check_products(plain: Path, quantized: Path, tolerance: float = 2e-3) -> None:
+    """Assert that experts as they are stored give what those of `plain` do."""
     (floats,) = (each for each in load(plain, torch.float32).modules() if isinstance(each, Experts))
     module = load(quantized, torch.float16)
     (stored,) = (each for each in module.modules() if isinstance(each, QuantizedExperts))
@@ -95,7 +121,7 @@ def test_experts_of_each_format(name: str, family: str, tmp_path: Path) -> None:
         weights = scores.gather(1, chosen.long()).softmax(-1)
         totals = torch.zeros(num_experts, dtype=torch.int64, device=DEVICE)
         expected = floats(x.float(), chosen, weights, totals)
-        assert_close(form(x, chosen, weights, totals), expected, tolerance=2e-3)
+        assert_close(form(x, chosen, weights, totals), expected, tolerance=tolerance)
 
 
 @pytest.mark.parametrize(("name", "family"), NOT_SERVED)

@@ -44,6 +44,7 @@ _LONGROPE = {
     "rope_theta": 10000.0,
     "partial_rotary_factor": 0.5,
 }
+_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 256}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
@@ -74,6 +75,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "ernie": ("Ernie4_5ForCausalLM", {}),
+    "glm4": ("Glm4ForCausalLM", {}),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.22,
+            "logits_scaling": 1.7,
+        },
+    ),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2-moe": (
+        "Qwen2MoeForCausalLM",
+        {**_MOE, "shared_expert_intermediate_size": 512, "norm_topk_prob": False},
+    ),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),
+    "smollm3": ("SmolLM3ForCausalLM", {}),
     "phi3": ("Phi3ForCausalLM", {"rope_parameters": _LONGROPE, "sliding_window": 40}),
 }
 
@@ -242,7 +261,7 @@ def test_without_a_place_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     ("changes", "problem"),
     [
         ({"general.architecture": "mamba"}, r"general\.architecture: 'mamba' is not supported"),
-        ({"llama.expert_count": 8}, r"llama\.expert_count: experts are not read"),
+        ({"llama.expert_count": 8}, "llama: expert_used_count: is missing"),
         ({"split.count": 3}, r"split\.count: several files are not read"),
         ({"llama.block_count": None}, "llama: block_count: is missing"),
         ({"llama.block_count": 2}, r"blk\.2\.\S+: tensor in model-small\.gguf that this"),
