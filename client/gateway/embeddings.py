@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
+from collections.abc import Sequence
 from contextlib import aclosing
 from uuid import uuid4
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from client.gateway.errors import ApiError
 from client.gateway.gateway import Gateway
@@ -19,10 +19,10 @@ from client.gateway.schemas.embeddings import (
     EmbeddingsRequest,
     EmbeddingsUsage,
 )
+from client.gateway.vectors import encoded, shortened
 
 MAX_INPUTS = 2048  # OpenAI's
 _AT_ONCE = 32  # of one request: enough for the stages; others wait for no more prompts
-_LEAST_NORM = 1e-12
 
 
 async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
@@ -48,32 +48,23 @@ async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
         )
         for number, each in enumerate(inputs)
     ]
-    usage, found = UsageCount(), dict[int, list[float] | str]()
+    usage, found = UsageCount(), dict[int, msgspec.Raw]()
     async with aclosing(merged(gateway.client, asked, at_once=_AT_ONCE)) as chunks:
         async for number, chunk in chunks:
             usage.add(number, chunk)
             if chunk.embedding is None:
                 raise ApiError(500, "the answer was ended from outside", "server_error")
-            values = _shortened(np.array(chunk.embedding, dtype=np.float32), body.dimensions)
-            found[number] = (
-                _encoded(values) if body.encoding_format == "base64" else values.tolist()
-            )
+            found[number] = _json(chunk.embedding, body)  # at once, not all of them at the end
     num_tokens = usage.usage().prompt_tokens
     data = [Embedding(found[number], number) for number in range(len(inputs))]
     return Embeddings(data, model, EmbeddingsUsage(num_tokens, num_tokens))
 
 
-def _shortened(values: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """Return the first `dimensions`, of length 1, as Matryoshka embeddings are shortened."""
-    if dimensions is None or dimensions == len(values):
-        return values
-    if dimensions > len(values):
-        text = f"dimensions: must be at most {len(values)}, what the model has (got {dimensions})"
-        raise ApiError(400, text, param="dimensions")
-    wide = values[:dimensions].astype(np.float64)
-    found: NDArray[np.float32] = (wide / max(float(np.linalg.norm(wide)), _LEAST_NORM)).astype("f4")
-    return found
-
-
-def _encoded(values: NDArray[np.float32]) -> str:
-    return base64.b64encode(values.astype("<f4").tobytes()).decode()
+def _json(embedding: Sequence[float], body: EmbeddingsRequest) -> msgspec.Raw:
+    values = np.array(embedding, dtype=np.float32)
+    if body.dimensions is not None:
+        if body.dimensions > len(values):
+            has = f"must be at most {len(values)}, what the model has (got {body.dimensions})"
+            raise ApiError(400, f"dimensions: {has}", param="dimensions")
+        values = shortened(values, body.dimensions)
+    return encoded(values, body.encoding_format)

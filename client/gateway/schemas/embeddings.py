@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Raw, Struct
 from pydantic import Field
 
 from client.gateway.schemas.completions import Prompts
@@ -28,10 +28,14 @@ class EmbeddingsRequest(Fields):
     ] = True
 
 
+_NUMBERS = {"type": "array", "items": {"type": "number"}}
+
+
 class Embedding(Struct):
     """One of them: numbers, or these in base64, little-endian float32."""
 
-    embedding: list[float] | str
+    # Encoded already.
+    embedding: Annotated[Raw, Meta(extra_json_schema={"anyOf": [_NUMBERS, {"type": "string"}]})]
     index: int
     object: Literal["embedding"] = "embedding"
 
