@@ -216,8 +216,9 @@ def _int32(name: str, value: int) -> Tensor:
 def _int32s(name: str, values: Sequence[int]) -> Tensor:
     try:
         content = struct.pack(f"<{len(values)}i", *values)
-    except struct.error:
-        raise InvalidRequestError(f"{name}: must be 32-bit integers") from None
+    except struct.error:  # the first that is none is told by its place
+        each = (_int32(f"{name}[{place}]", value) for place, value in enumerate(values))
+        content = b"".join(tensor.content for tensor in each)
     return Tensor(name, "INT32", content, len(values))
 
 

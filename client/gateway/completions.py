@@ -17,7 +17,7 @@ from client.gateway.gateway import Gateway
 from client.gateway.generation import Generation, UsageCount, merged
 from client.gateway.logprobs import CompletionLogprobsBuilder, prompt_logprobs
 from client.gateway.schemas.answers import Completion, CompletionChoice, CompletionLogprobs
-from client.gateway.schemas.completions import CompletionRequest
+from client.gateway.schemas.completions import CompletionRequest, names_of
 from client.protocol import Chunk, TokenLogprobs
 
 MAX_PROMPTS = 256
@@ -95,6 +95,7 @@ class CompletionCall:
                 sampling,
                 prompt=prompt,
                 priority=body.priority or 0,
+                names=names_of("prompt", body.prompt, number),
             )
             for number, prompt in enumerate(self._prompts)
         ]

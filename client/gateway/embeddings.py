@@ -12,7 +12,7 @@ import numpy as np
 from client.gateway.errors import ApiError
 from client.gateway.gateway import Gateway
 from client.gateway.generation import Generation, UsageCount, merged
-from client.gateway.schemas.completions import prompts_of
+from client.gateway.schemas.completions import names_of, prompts_of
 from client.gateway.schemas.embeddings import (
     Embedding,
     Embeddings,
@@ -37,14 +37,13 @@ async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
         raise ApiError(400, text, param="input")
     request_id = f"embd-{uuid4().hex}"
     options = body.model_dump(include={"cache_salt", "truncate_prompt_tokens"}, exclude_none=True)
-    names = dict.fromkeys(("text_input", "input_ids", "prompt"), "input")
     asked = [
         Generation(
             f"{request_id}-{number}",
             {"return_embedding": True, **options},
             prompt=each,
             priority=body.priority or 0,
-            names=names,
+            names=names_of("input", body.input, number),
         )
         for number, each in enumerate(inputs)
     ]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from reprlib import Repr
 
 import numpy as np
@@ -23,14 +23,19 @@ _SHORT = _Short()
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raise `RequestError`, naming `field`, for the first id outside the vocabulary."""
+    """Raise `RequestError`, naming `field` and the place, for the first outside the vocabulary."""
+    outside: Iterable[tuple[int, int]]
     if isinstance(token_ids, np.ndarray):
-        token_ids = token_ids[(token_ids < 0) | (token_ids >= vocab_size)][:1]
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise RequestError(
-                f"{field}: token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})"
-            )
+        places = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))[:1].tolist()
+        outside = ((place, token_ids[place]) for place in places)
+    else:
+        numbered = enumerate(token_ids)
+        outside = ((place, each) for place, each in numbered if not 0 <= each < vocab_size)
+    for place, token_id in outside:
+        where = member(field, place) if isinstance(token_ids, Sequence | np.ndarray) else field
+        raise RequestError(
+            f"{where}: token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})"
+        )
 
 
 def member(place: str, name: str | int) -> str:

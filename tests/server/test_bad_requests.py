@@ -64,7 +64,7 @@ BAD_REQUESTS = {
     ),
     "engine-ids": (
         request("engine", ("input_ids", "INT32", [1, 2], b"\xff" * 8)),
-        "input_ids: token id -1 is outside the vocabulary",
+        "input_ids[0]: token id -1 is outside the vocabulary",
     ),
     "engine-short": (
         request("engine", ("input_ids", "INT32", [1, 2], b"\xff" * 7)),

@@ -29,11 +29,11 @@ pytestmark = [
 VOCAB_SIZE = 403  # no multiple of a block, nor of a panel
 PROMPTS = [[(7 * i + i // 3 + seed) % 400 for i in range(5 + seed)] for seed in range(32)]
 BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"input_ids": [VOCAB_SIZE]}, {}, "input_ids: token id 403 is outside the vocabulary"),
-    ({"input_ids": [-1]}, {}, "input_ids: token id -1 is outside the vocabulary"),
+    ({"input_ids": [VOCAB_SIZE]}, {}, "input_ids[0]: token id 403 is outside the vocabulary"),
+    ({"input_ids": [-1]}, {}, "input_ids[0]: token id -1 is outside the vocabulary"),
     ({"input_ids": [5] * 300}, {}, "input_ids: "),
     ({}, {"logit_bias": {str(VOCAB_SIZE): 1.0}}, "logit_bias: token id 403 is outside"),
-    ({}, {"allowed_token_ids": [VOCAB_SIZE]}, "allowed_token_ids: token id 403 is outside"),
+    ({}, {"allowed_token_ids": [VOCAB_SIZE]}, "allowed_token_ids[0]: token id 403 is outside"),
     ({}, {"logprobs": 1000}, "logprobs: 1000 exceeds max_logprobs"),
     ({}, {"guided_regex": "(?=a)b"}, "guided_regex: "),
 ]

@@ -13,15 +13,22 @@ Prompts = Annotated[
 ]
 
 
-def prompts_of(
-    given: str | Sequence[str] | Sequence[int] | Sequence[list[int]],
-) -> list[str | list[int]]:
+_Given = str | Sequence[str] | Sequence[int] | Sequence[list[int]]
+
+
+def prompts_of(given: _Given) -> list[str | list[int]]:
     """Return the prompts in a `Prompts` one by one."""
     if isinstance(given, str):
         return [given]
     if given and isinstance(given[0], int):
         return [[each for each in given if isinstance(each, int)]]
     return [each for each in given if not isinstance(each, int)]
+
+
+def names_of(field: str, given: _Given, number: int) -> dict[str, str]:
+    """Return what a client calls the engine's inputs for a prompt of the `Prompts` in a field."""
+    is_one = isinstance(given, str) or isinstance(given[0], int)
+    return dict.fromkeys(("text_input", "input_ids"), field if is_one else f"{field}[{number}]")
 
 
 class CompletionRequest(RequestFields):

@@ -90,7 +90,7 @@ class Preprocessor:
             RequestError: the prompt is empty or too long, or a sampling parameter is wrong.
         """
         if inputs.end_id is not None and inputs.end_id != -1:
-            check_token_ids("end_id", [inputs.end_id], self._vocab_size)
+            check_token_ids("end_id", {inputs.end_id}, self._vocab_size)
         params = self._sampling_params(inputs)
         field, prompt, input_ids = self._prompt(inputs, params)
         asked = params.max_tokens if "max_tokens" in inputs.fields else None

@@ -169,13 +169,13 @@ def test_without_parameters_the_checkpoint_decides(llm: LLM) -> None:
     ("prompt", "fields", "message"),
     [
         ([], {}, "input_ids: the prompt is empty"),
-        ([VOCAB], {}, rf"input_ids: token id {VOCAB} is outside the vocabulary \(0 to 399\)"),
-        ([-1], {}, "input_ids: token id -1 is outside"),
+        ([VOCAB], {}, rf"input_ids\[0\]: token id {VOCAB} is outside the vocabulary \(0 to 399\)"),
+        ([-1], {}, r"input_ids\[0\]: token id -1 is outside"),
         ([1] * 128, {}, "input_ids: the prompt has 128 tokens; max_model_len is 128"),
         ([1], {"logprobs": 21}, r"logprobs: 21 exceeds max_logprobs \(20\)"),
-        ([1], {"stop_token_ids": [VOCAB]}, "stop_token_ids: token id 400"),
+        ([1], {"stop_token_ids": [VOCAB]}, r"stop_token_ids\[0\]: token id 400"),
         ([1], {"logit_bias": {VOCAB: 1.0}}, "logit_bias: token id 400"),
-        ([1], {"allowed_token_ids": [5, 999]}, "allowed_token_ids: token id 999"),
+        ([1], {"allowed_token_ids": [5, 999]}, r"allowed_token_ids\[1\]: token id 999"),
     ],
 )
 def test_a_bad_request_is_refused_and_nothing_has_run(

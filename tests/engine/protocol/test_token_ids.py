@@ -38,5 +38,7 @@ def test_bytes_that_are_no_whole_number_of_ids_are_refused(size: int) -> None:
 def test_the_first_id_outside_the_vocabulary_is_named() -> None:
     check_token_ids("input_ids", np.array([0, 9], dtype=np.int32), 10)
     for ids in ([3, -7, 10], np.array([3, -7, 10], dtype=np.int32)):
-        with pytest.raises(RequestError, match=r"^input_ids: token id -7 is outside .* \(0 to 9\)"):
+        with pytest.raises(
+            RequestError, match=r"^input_ids\[1\]: token id -7 is outside .* \(0 to 9\)"
+        ):
             check_token_ids("input_ids", ids, 10)

@@ -78,7 +78,7 @@ def test_more_than_the_model_takes_can_be_counted(gateway: str) -> None:
             "needs messages",
         ),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model", "no model 'other'"),
-        ("/detokenize", {"tokens": [9999]}, "tokens", "outside the vocabulary"),
+        ("/detokenize", {"tokens": [5, 9999]}, "tokens[1]", "outside the vocabulary"),
         ("/detokenize", {"tokens": [5] * 100_000}, "tokens", "at most"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "integer"),
     ],
