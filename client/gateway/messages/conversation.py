@@ -135,8 +135,10 @@ class Conversation:
             self.places.append(place)
             return
         for name, more in message.items():
-            if name != "role":
-                last[name] = last[name] + more if name in last else more
+            if name in last and name != "role":
+                last[name] += more  # in place: of many turns none is copied again and again
+            else:
+                last[name] = more
 
 
 def _without_old_thinking(messages: Sequence[MessageParam], num_kept: int) -> list[MessageParam]:

@@ -32,6 +32,15 @@ def conversation(*messages: tuple[str, Any], **fields: Any) -> Conversation:
     return Conversation.of(body.system or (), body.messages, kept_thinking=body.kept_thinking)
 
 
+@pytest.mark.timeout(10)  # it took 20 s when each turn copied those before it
+def test_very_many_turns_of_one_role_are_one_soon() -> None:
+    [turn] = MessagesRequest.model_validate(
+        {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a"}]}
+    ).messages
+    [message] = Conversation.of((), [turn] * 100_000).messages
+    assert message == {"role": "user", "content": [text("a")] * 100_000}
+
+
 def test_texts_are_the_same_as_strings_and_as_blocks() -> None:
     expected = [
         {"role": "system", "content": [text("s")]},
