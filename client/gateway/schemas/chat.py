@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from client.gateway.schemas.first_fault import ONE_BY_ONE
 from client.gateway.schemas.sampling import No, RequestFields, Verbosity, Yes, told_as
 
 ToolChoice = Annotated[
@@ -31,7 +32,7 @@ class ChatRequest(RequestFields):
     store: No | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], ONE_BY_ONE] | None = None
     verbosity: Verbosity = None
     # vLLM's
     add_generation_prompt: bool | None = None

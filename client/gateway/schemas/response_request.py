@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
+from client.gateway.schemas.first_fault import ONE_BY_ONE
 from client.gateway.schemas.response_items import TYPE, Input
 from client.gateway.schemas.response_tools import Choice, Tool
 from client.gateway.schemas.sampling import Fields, No, RequestFields, Verbosity, told_as
@@ -91,9 +92,12 @@ class ResponseRequest(RequestFields):
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
     include: list[_Included] | None = None
-    metadata: Annotated[
-        dict[Annotated[str, Field(max_length=64)], _Word] | None, Field(max_length=16)
-    ] = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], _Word], Field(max_length=16), ONE_BY_ONE
+        ]
+        | None
+    ) = None
     client_metadata: dict[str, Any] | None = None
     store: bool | None = None
     previous_response_id: str | None = None

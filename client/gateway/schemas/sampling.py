@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationError,
     WrapValidator,
@@ -17,6 +18,12 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+
+from client.gateway.schemas.first_fault import (
+    ONE_BY_ONE,
+    end_lists_at_first_fault,
+    refuse_first_unknown,
+)
 
 _NULL = {"type": "null"}
 
@@ -34,7 +41,20 @@ class Fields(BaseModel):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: inner for name, inner in value.items() if inner is not None}
+        given = {name: inner for name, inner in value.items() if inner is not None}
+        if len(given) > len(cls.model_fields):  # some are unknown
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            refuse_first_unknown(cls.__name__, given, known)
+        return given
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Return the schema, by which lists end at their first fault."""
+        made = handler(source)
+        end_lists_at_first_fault(made)
+        return made
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -117,7 +137,7 @@ class SamplingFields(Fields):
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], ONE_BY_ONE] | None = None
     response_format: dict[str, Any] | None = None
     # vLLM's
     top_k: int | None = None
