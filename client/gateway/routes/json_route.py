@@ -12,6 +12,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from client.gateway.errors import unsupported
+
 
 class JsonRoute(APIRoute):
     """Reads bodies as strictly as what they are sent on to: UTF-8, and no half of a surrogate."""
@@ -21,6 +23,8 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def read(request: Request) -> Response:
+            if request.headers.get("content-encoding", "identity") != "identity":
+                raise unsupported("content-encoding", "not supported: send the body as it is")
             return await handle(_JsonRequest(request.scope, request.receive))
 
         return read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,6 +48,14 @@ def test_another_type_is_refused_by_name(gateway: str, content_type: str) -> Non
         reply = ask(gateway, "POST", "/v1/completions", body, **headers)
         assert (reply.status, reply.error["param"]) == (400, "content-type")
         assert reply.error["message"] == "content-type: must be application/json"
+
+
+@pytest.mark.parametrize("path", NEEDED)
+def test_a_compressed_body_is_refused_as_such(gateway: str, path: str) -> None:
+    body = b"{%b}" % NEEDED[path]
+    reply = ask(gateway, "POST", path, gzip.compress(body), content_encoding="gzip")
+    assert reply.status == 400
+    assert reply.error["message"] == "content-encoding: not supported: send the body as it is"
 
 
 def test_a_mark_of_the_byte_order_is_skipped(gateway: str) -> None:
