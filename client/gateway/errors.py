@@ -24,6 +24,7 @@ from client.errors import (
     RequestTimeoutError,
     TridentClientError,
     UnavailableError,
+    UnsupportedRequestError,
 )
 from client.gateway.schemas.errors import (
     AnthropicErrorBody,
@@ -120,8 +121,7 @@ def from_client(error: TridentClientError, names: Mapping[str, str] = {}) -> Api
         for own, theirs in {**_INPUTS, **names}.items():
             message = re.sub(rf"(^|; |tokens of ){own}(?![\w/])", rf"\g<1>{theirs}", message)
         field = _FIELD.match(message)
-        code = "context_length_exceeded" if "max_model_len" in message else None
-        return ApiError(400, message, param=field and field[1], code=code)
+        return ApiError(400, message, param=field and field[1], code=_code(error, message))
     if isinstance(error, QueueFullError):
         return ApiError(
             429, message, "rate_limit_error", code="queue_full", retry_after=_RETRY_AFTER_S
@@ -133,6 +133,15 @@ def from_client(error: TridentClientError, names: Mapping[str, str] = {}) -> Api
     if isinstance(error, RequestTimeoutError):
         return ApiError(408, message, "timeout_error", code="timeout")
     return ApiError(500, message, "server_error")
+
+
+def _code(error: InvalidRequestError, message: str) -> str | None:
+    """Return the word for programs: the same as of what this gateway finds itself."""
+    if "max_model_len" in message:
+        return "context_length_exceeded"
+    if message.endswith(": unknown field"):
+        return "unknown_parameter"
+    return "unsupported" if isinstance(error, UnsupportedRequestError) else None
 
 
 def unsupported(param: str, message: str) -> ApiError:

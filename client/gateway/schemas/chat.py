@@ -29,7 +29,9 @@ class ChatRequest(RequestFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    store: No | None = None
+    store: Annotated[No | None, told_as("not supported: /v1/responses alone keeps its answers")] = (
+        None
+    )
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
     metadata: Annotated[dict[str, str], ONE_BY_ONE] | None = None

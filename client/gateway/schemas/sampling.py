@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ from client.gateway.schemas.first_fault import (
 )
 
 _NULL = {"type": "null"}
+_UNSUPPORTED = re.compile(r"\bsupported\b")
 
 
 class Fields(BaseModel):
@@ -88,7 +90,8 @@ def _fault(error: ValidationError, text: str, value: Any) -> InitErrorDetails:
     places = [tuple(p for p in each["loc"] if isinstance(p, int)) for each in error.errors()]
     place = max(places)
     told = f"is wrong: the field {text}" if place else text
-    kind = PydanticCustomError("value_error", "{text}", {"text": told})
+    name = "unsupported" if _UNSUPPORTED.search(text) else "value_error"
+    kind = PydanticCustomError(name, "{text}", {"text": told})
     return InitErrorDetails(type=kind, loc=place, input=value)
 
 
