@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BeforeValidator, Discriminator
+from pydantic import BaseModel, BeforeValidator, Discriminator
 from pydantic_core import PydanticCustomError
 
 
@@ -42,9 +42,11 @@ class Key:
         return Discriminator(lambda value: f"<{self.of(value)}>")
 
     def only(self, *values: str) -> BeforeValidator:
-        """Return a validator that lets no objects with other values pass."""
+        """Return a validator that lets nothing pass but objects with one of `values`."""
 
         def check(value: Any) -> Any:
+            if not isinstance(value, Mapping | BaseModel):
+                raise PydanticCustomError("value_error", "must be an object")
             if (found := self.of(value)) not in values:
                 told = {
                     "name": self.name,

@@ -152,11 +152,11 @@ def test_thinking_of_older_turns_is_left_out(keep: dict[str, Any], kept: list[st
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: List should have at least 1 item"),
-    ({"messages": ["a"]}, "messages[0]: role None is not supported, only user"),
+    ({"messages": ["a"]}, "messages[0]: must be an object"),
     ({"messages": [{"role": "tool"}]}, "messages[0]: role 'tool' is not supported, only user, "),
     ({"messages": [{"role": "user"}]}, "messages[0].content: Field required"),
     ({"content": 3}, "messages[0].content: must be a string or a list of blocks"),
-    ({"content": ["a"]}, "messages[0].content[0]: type None is not supported"),
+    ({"content": ["a"]}, "messages[0].content[0]: must be an object"),
     (
         {"content": [text("a"), IMAGE]},
         "messages[0].content[1]: type 'image' is not supp",
