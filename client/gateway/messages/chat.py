@@ -40,6 +40,7 @@ _NAMES = (
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
     (re.compile(r"^tool_choice: required\b"), "tool_choice: any"),
+    (re.compile(r" without prompt_logprobs\b"), ""),  # which are no field here
     (re.compile(r"^thinking_token_budget\b"), "thinking.budget_tokens"),
     (re.compile(r"\bresponse_format\.json_schema\b"), "output_config.format"),
     (re.compile(r"\bresponse_format\b"), "output_config.format"),

@@ -29,6 +29,7 @@ _NAMES = (
     (re.compile(r"\bmax_completion_tokens\b"), "max_output_tokens"),
     (re.compile(r"\bresponse_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"\b(chat_template_kwargs\.)?reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r" without prompt_logprobs\b"), ""),  # which are no field here
     (re.compile(r"(^|\btokens of )messages\b(?!\[)"), r"\1input"),
 )
 _FILTERS = ("top_p", "top_k", "min_p", "typical_p", "top_n_sigma")

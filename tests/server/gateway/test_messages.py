@@ -250,7 +250,7 @@ def test_thinking_is_a_block_of_its_own(caller: Caller) -> None:
 ENABLED = {"type": "enabled", "budget_tokens": 1499}
 ONE_TOOL = [{"name": "f", "input_schema": {"type": "object"}}]
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+    ({"max_tokens": 0}, "max_tokens: must be at least 1 (got 0)"),
     *(
         (
             {"messages": [{"role": "user", "content": "x" * length}]},

@@ -166,6 +166,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 2}, "top_logprobs", "in include"),
     ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs", "0 to 20"),
     ({"max_output_tokens": -1}, "max_output_tokens", "greater"),
+    ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1 (got 0)"),
     ({"input": ["a"]}, "input[0]", "input[0]: must be an object"),
     ({"truncation": "auto"}, "truncation", "nothing is cut"),
     ({"background": True}, "background", "not supported"),
