@@ -100,6 +100,7 @@ class SamplingParams(BaseModel):
         logits_processors: of installed packages, see `engine.logits_processors`; a name, or an
             object with `name` and `args`.
         seed: the same seed gives the same tokens, whatever else is batched; None or -1 draws one.
+            64 bits, with a sign, as OpenAI's, or without.
         max_tokens: output tokens at most; None means the rest of the context. 0 is possible with
             `prompt_logprobs`.
         min_tokens: output tokens before which end-of-sequence and stop tokens are masked.
@@ -147,7 +148,7 @@ class SamplingParams(BaseModel):
     dry_penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     dry_sequence_breakers: _Breakers = ("\n", ":", '"', "*")
     logits_processors: tuple[AskedLogitsProcessor, ...] = ()
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     max_tokens: _Count | None = 16
     min_tokens: _Count = 0
     stop: _Words = ()

@@ -54,6 +54,14 @@ def test_the_sequences_of_a_request_share_what_finds_its_stop_strings(
     )
 
 
+@pytest.mark.parametrize("seed", [-2, -(2**63), 2**63, 2**64 - 1])
+def test_a_seed_of_64_bits_is_the_same_with_a_sign_and_without(seed: int) -> None:
+    _, factory = make_factory()
+    asked = AddRequest(1, pack_token_ids([5]), {"n": 3, "seed": seed, "temperature": 1.0})
+    seeds = [request.seed for request in factory.build(asked)]
+    assert seeds == [(seed + index) % 2**64 for index in range(3)]
+
+
 @pytest.mark.parametrize("data", [b"\1", b"\5\0\0\0\6", b"\5\0\0\0" * 3 + b"\0\0\0"])
 def test_a_prompt_of_half_a_token_id_is_refused(data: bytes) -> None:
     _, factory = make_factory()

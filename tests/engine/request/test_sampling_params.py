@@ -49,7 +49,7 @@ def test_a_seed_of_minus_one_is_none(seed: object) -> None:
         ({"frequency_penalty": -2.1}, "frequency_penalty: "),
         ({"n": 0}, "n: "),
         ({"n": 257}, "n: "),
-        ({"seed": -2}, "seed: "),
+        ({"seed": -(2**63) - 1}, "seed: "),
         ({"seed": 2**64}, "seed: "),
         ({"stop": 5}, "stop: "),
         ({"stop": ["a", 5]}, r"stop\[1\]: "),
