@@ -108,7 +108,7 @@ class GgufCheckpoint(QuantizedCheckpoint):
     def head(self) -> GroupedWeight | None:
         names = [f"{name}.weight" for name in _HEADS if f"{name}.weight" in self.file.tensors]
         tensor = self.file.tensors[names[0]]
-        path = self.file.path
+        path = tensor.file
         try:
             read = np.fromfile(path, np.uint8, tensor.num_bytes, offset=tensor.offset)
             blocks = torch.from_numpy(read).view(tensor.shape[0], -1)
@@ -141,4 +141,4 @@ def read_gguf_checkpoint(folder: Path, config: Fields) -> GgufCheckpoint:
         config.integer("num_attention_heads"),
         config.integer("num_key_value_heads"),
     )
-    return GgufCheckpoint(read_gguf((folder / GGUF).resolve()), num_heads, num_kv_heads)
+    return GgufCheckpoint(read_gguf((folder / GGUF).readlink()), num_heads, num_kv_heads)

@@ -51,14 +51,16 @@ _SCALES = {
 }
 
 
-def write_gguf(path: Path, checkpoint: Path, kinds: Sequence[str], **changes: Any) -> None:
+def write_gguf(
+    path: Path, checkpoint: Path, kinds: Sequence[str], *, tensors_per_file: int = 0, **changes: Any
+) -> None:
     """As `convert`; the weights of `checkpoint` become those that the file stands for."""
-    floats = convert(path, checkpoint, kinds, **changes)
+    floats = convert(path, checkpoint, kinds, tensors_per_file=tensors_per_file, **changes)
     save_file(floats, checkpoint / "model.safetensors", {"format": "pt"})
 
 
 def convert(
-    path: Path, checkpoint: Path, kinds: Sequence[str], **changes: Any
+    path: Path, checkpoint: Path, kinds: Sequence[str], *, tensors_per_file: int = 0, **changes: Any
 ) -> dict[str, torch.Tensor]:
     """Write the checkpoint in folder `checkpoint` as a GGUF file, with its tokenizer.
 
@@ -66,11 +68,12 @@ def convert(
 
     Args:
         kinds: types of the matrices, in turn.
+        tensors_per_file: writes parts, called as llama.cpp calls them; 0: one file.
         changes: keys of the metadata, dots as underscores; None leaves one out.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     arch = _ARCHITECTURES[config["architectures"][0]]
-    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch], split_max_tensors=tensors_per_file)
     _add_config(writer, config)
     _add_tokenizer(writer, checkpoint, config["vocab_size"])
     for key, value in changes.items():

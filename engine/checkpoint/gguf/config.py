@@ -39,9 +39,6 @@ def make_config(file: GgufFile) -> dict[str, Any]:
         raise fields.unsupported(
             "general.architecture", f"{kind!r} is not supported; supported: {supported}"
         )
-    if fields.integer("split.count", default=0, minimum=0) > 1:
-        problem = "several files are not read from GGUF; use the model's safetensors"
-        raise fields.unsupported("split.count", problem)
     if EMBEDDING not in file.tensors:
         raise fields.error(EMBEDDING, "is missing")
     own = _own_fields(file, kind)
@@ -134,7 +131,7 @@ def _floats(file: GgufFile, name: str) -> list[float]:
     tensor = file.tensors.get(name)
     if tensor is None or tensor.type_name != "F32":
         raise CheckpointError(f"{file.path.name}: {name}: must be a tensor of F32")
-    values = np.fromfile(file.path, "<f4", math.prod(tensor.shape), offset=tensor.offset)
+    values = np.fromfile(tensor.file, "<f4", math.prod(tensor.shape), offset=tensor.offset)
     return [float(value) for value in values]
 
 

@@ -29,7 +29,7 @@ def folder_of_gguf(file: Path) -> Path:
         UnsupportedError: an architecture or a feature that is not read from GGUF files.
         CheckpointError: the file is broken, or there is no place for the folder.
     """
-    file = file.resolve()
+    file = Path(os.path.abspath(file))  # not where links point: other parts are beside these
     state = file.stat()
     key = repr((str(file), state.st_size, state.st_mtime_ns, version("transformers"), _readers()))
     name = f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"

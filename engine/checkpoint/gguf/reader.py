@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError, UnsupportedError
+from engine.fields import Fields
 
 # Number of a type -> its name, and the elements and bytes of its blocks.
 TYPES = {
@@ -52,13 +53,14 @@ class GgufTensor:
     name: str
     shape: tuple[int, ...]
     type_name: str
+    file: Path
     offset: int  # of its first byte in the file
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What the header says."""
+    """What the header says; of a file in parts that of the first, with the tensors of all."""
 
     path: Path
     metadata: dict[str, Any]
@@ -66,12 +68,45 @@ class GgufFile:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read the header of a file.
+    """Read the header of a file, or of all parts of which `path` is the first.
 
     Raises:
         UnsupportedError: a tensor is of a type that is not read.
-        CheckpointError: it is not of this format, broken, or too short for its tensors.
+        CheckpointError: it is not of this format, broken, or too short for its tensors, or a part
+            is missing, or not the first.
     """
+    first = _read_part(path)
+    tensors = dict(first.tensors)
+    for part in _other_parts(first):
+        for name, tensor in _read_part(part).tensors.items():
+            if name in tensors:
+                raise CheckpointError(f"{part}: has tensor {name}, as {tensors[name].file.name}")
+            tensors[name] = tensor
+    return replace(first, tensors=tensors)
+
+
+def _other_parts(first: GgufFile) -> list[Path]:
+    """Return the files beside the first, by the names that llama.cpp gives them."""
+    fields = Fields(first.metadata, name=str(first.path))
+    count = fields.integer("split.count", default=1, minimum=0)
+    if count < 2:
+        return []
+    if fields.integer("split.no", minimum=0):
+        raise fields.error("split.no", f"it is a part of {count}; name the first")
+    name, own = first.path.name, f"-00001-of-{count:05d}.gguf"
+    if not name.endswith(own):
+        raise fields.error("split.count", f"the first of {count} parts must be called *{own}")
+    stem = name.removesuffix(own)
+    parts = [
+        first.path.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf") for i in range(2, count + 1)
+    ]
+    for part in parts:
+        if not part.is_file():
+            raise CheckpointError(f"{part}: not found, but {name} is the first of {count} parts")
+    return parts
+
+
+def _read_part(path: Path) -> GgufFile:
     try:
         with path.open("rb") as file:
             return _Reader(path, file).read()
@@ -119,7 +154,7 @@ class _Reader:
                 raise self._error(f"is truncated: it ends before tensor {name} does")
             if name in placed:
                 raise self._error(f"has tensor {name} twice")
-            placed[name] = GgufTensor(name, shape, type_name, start + offset, num_bytes)
+            placed[name] = GgufTensor(name, shape, type_name, self._path, start + offset, num_bytes)
         return GgufFile(self._path, metadata, placed)
 
     def _tensor(self) -> tuple[str, tuple[int, ...], str, int]:

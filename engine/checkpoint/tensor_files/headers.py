@@ -98,7 +98,7 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
             contradict the index.
     """
     if (path / GGUF).exists():
-        return _gguf_tensors((path / GGUF).resolve())  # errors name the file that is linked to
+        return _gguf_tensors((path / GGUF).readlink())  # errors name the file that is linked to
     stored: dict[str, StoredTensor] = {}
     for file, promised in _shards(path).items():
         found = {tensor.name: tensor for tensor in _tensors(file)}
@@ -117,10 +117,12 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
 def where_missing(stored: Mapping[str, StoredTensor]) -> str:
     """Return the file that would hold, or name, a tensor that is not among `stored`, all there are.
 
-    Of several files that is their index.
+    Of several files that is their index, or the parts of a GGUF.
     """
-    files = {tensor.file.name for tensor in stored.values()}
-    return files.pop() if len(files) == 1 else INDEX
+    first, *others = sorted({tensor.file.name for tensor in stored.values()})
+    if any(tensor.is_gguf for tensor in stored.values()):
+        return f"{first} and the other parts" if others else first
+    return INDEX if others else first
 
 
 def _tensors(file: Path) -> Iterator[StoredTensor]:
@@ -140,7 +142,9 @@ def _tensors(file: Path) -> Iterator[StoredTensor]:
 
 def _gguf_tensors(file: Path) -> dict[str, StoredTensor]:
     return {
-        name: StoredTensor(name, file, tensor.offset, tensor.shape, tensor.type_name, is_gguf=True)
+        name: StoredTensor(
+            name, tensor.file, tensor.offset, tensor.shape, tensor.type_name, is_gguf=True
+        )
         for name, tensor in read_gguf(file).tensors.items()
     }
 

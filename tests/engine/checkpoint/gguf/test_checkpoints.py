@@ -262,7 +262,8 @@ def test_without_a_place_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ({"general.architecture": "mamba"}, r"general\.architecture: 'mamba' is not supported"),
         ({"llama.expert_count": 8}, "llama: expert_used_count: is missing"),
-        ({"split.count": 3}, r"split\.count: several files are not read"),
+        ({"split.count": 3, "split.no": 0}, r"split\.count: the first of 3 parts must be called"),
+        ({"split.count": 3, "split.no": 1}, r"split\.no: it is a part of 3; name the first"),
         ({"llama.block_count": None}, "llama: block_count: is missing"),
         ({"llama.block_count": 2}, r"blk\.2\.\S+: tensor in model-small\.gguf that this"),
         ({"llama.block_count": 4}, r"blk\.3\.attn_q\.weight: missing"),
@@ -279,6 +280,27 @@ def test_fields_that_are_wrong(changes: dict[str, Any], problem: str, tmp_path: 
     path = write(tmp_path, "llama", "Q8_0", **changes)
     with pytest.raises((CheckpointError, UnsupportedError), match=problem):
         PagedModel(resolve_checkpoint(str(path)))
+
+
+def test_a_file_in_parts(tmp_path: Path) -> None:
+    """The first of them, as others may be, is a link: so they lie in the hub's cache."""
+    write(tmp_path, "llama", "Q8_0", "Q4_K", tensors_per_file=9)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert [part.name for part in parts] == [
+        f"model-small-{i:05d}-of-{len(parts):05d}.gguf" for i in range(1, len(parts) + 1)
+    ]
+    assert len(parts) > 2
+    for i, part in enumerate(parts):
+        part.rename(tmp_path / f"blob{i}")
+        part.symlink_to(f"blob{i}")
+    expected = logits(tmp_path / "plain")
+    folder = resolve_checkpoint(str(parts[0]))
+    torch.testing.assert_close(logits(folder), expected, rtol=0, atol=2e-3)
+    with pytest.raises(CheckpointError, match=r"split\.no: it is a part of \d; name the first"):
+        resolve_checkpoint(str(parts[1]))
+    parts[2].unlink()
+    with pytest.raises(CheckpointError, match=f"{parts[2].name}: not found, but {parts[0].name}"):
+        logits(folder)
 
 
 @pytest.mark.parametrize("end", [0, 3, 4, 20, 200, 4000, -1000, -1])
