@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.errors import CheckpointError
@@ -12,16 +14,20 @@ DEMO = "demo"
 _WEIGHTS = ["*.safetensors"]
 _WANTED = ["*.json", "*.jinja", "tokenizer*", "*.txt"]
 # Second copies of the weights in other layouts.
-_UNWANTED = ["consolidated*", "original/*", "onnx/*"]
+_UNWANTED = ("consolidated*", "original/*", "onnx/*")
+_VISION = "*mmproj*"  # the part of a GGUF model that is not served
+_DYNAMIC = "UD-"  # before the kind, in the name of a variant of a file
+_PARTS = "-?????-of-?????"
 
 
 def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "model") -> Path:
     """Return the folder of the checkpoint that `model` names, downloading it if need be.
 
     Args:
-        model: `demo`, an existing folder or GGUF file, or a hub id such as `Qwen/Qwen3-0.6B`. A
-            download shows a progress bar and resumes where an earlier one stopped; with
-            `HF_HUB_OFFLINE=1` only what is in the local cache counts.
+        model: `demo`, an existing folder or GGUF file, a hub id such as `Qwen/Qwen3-0.6B`, or one
+            with the end of the name of a GGUF file in it, `Qwen/Qwen3-0.6B-GGUF:Q8_0`. A download
+            shows a progress bar and resumes where an earlier one stopped; with `HF_HUB_OFFLINE=1`
+            only what is in the local cache counts.
         weights: whether a download must have them.
         setting: name of the setting in errors.
 
@@ -41,6 +47,11 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
         return folder_of_gguf(Path(folder))
     if os.path.exists(folder):
         raise CheckpointError(f"{setting}: {model} is a file; name the folder that holds it")
+    repository, _, kind = model.partition(":")
+    if kind:
+        from engine.checkpoint.gguf.folder import folder_of_gguf
+
+        return folder_of_gguf(_download_gguf(repository, kind, setting))
     return _download(model, [*_WANTED, *_WEIGHTS] if weights else _WANTED, setting)
 
 
@@ -55,7 +66,25 @@ def resolve_tokenizer(tokenizer: str | None, checkpoint: Path) -> Path:
     return resolve_checkpoint(tokenizer, weights=False, setting="tokenizer")
 
 
-def _download(model: str, wanted: list[str], setting: str) -> Path:
+def _download_gguf(repository: str, kind: str, setting: str) -> Path:
+    """Return the GGUF file, or the first part of it, whose name ends with `kind`."""
+    spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
+    wanted = [f"*{each}{parts}.gguf" for each in spellings for parts in ("", _PARTS)]
+    others = [] if _DYNAMIC in kind.upper() else [f"*{_DYNAMIC}*"]
+    folder = _download(repository, wanted, setting, unwanted=[_VISION, *others])
+    end = re.compile(rf"(.*[-._/])?{re.escape(kind)}(-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
+    files = sorted(file for file in folder.rglob("*.gguf") if end.fullmatch(file.name))
+    if not files:
+        raise CheckpointError(
+            f"{setting}: {repository} has no GGUF file whose name ends with {kind}; see "
+            f"https://huggingface.co/{repository}/tree/main"
+        )
+    return min(files, key=lambda file: len(file.name))  # of variants, what has no more to it
+
+
+def _download(
+    model: str, wanted: list[str], setting: str, *, unwanted: Sequence[str] = _UNWANTED
+) -> Path:
     # Imported here: most checkpoints are local, and the import takes a while.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
@@ -68,7 +97,7 @@ def _download(model: str, wanted: list[str], setting: str) -> Path:
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise CheckpointError(f"{setting}: there is no folder {model}")
     try:
-        return Path(snapshot_download(model, allow_patterns=wanted, ignore_patterns=_UNWANTED))
+        return Path(snapshot_download(model, allow_patterns=wanted, ignore_patterns=list(unwanted)))
     except HFValidationError:
         raise CheckpointError(
             f"{setting}: {model!r} is neither an existing folder nor a valid hub id (owner/name)"

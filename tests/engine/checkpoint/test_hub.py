@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.hub import resolve_checkpoint
+from engine.checkpoint.tensor_files.headers import read_headers
 from engine.demo import CHECKPOINT_DIR
 from engine.errors import CheckpointError
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.gguf_files import write_gguf
 from tests.factories.hub_server import hub_server
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,9 +83,22 @@ class Hub:
         return answers
 
 
+@pytest.fixture(scope="module")
+def gguf_parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("gguf")
+    write_checkpoint(folder / "plain", vocab_size=400)
+    save_tokenizer(byte_level_tokenizer(), folder / "plain")
+    write_gguf(folder / "Tiny-Q8_0.gguf", folder / "plain", ["Q8_0"], tensors_per_file=15)
+    parts = sorted(folder.glob("*.gguf"))
+    assert len(parts) > 1
+    return {f"Q8_0/{part.name}": part.read_bytes() for part in parts}
+
+
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    repositories = {"owner/good": FILES, "owner/gated": FILES}
+def hub(tmp_path: Path, gguf_parts: dict[str, bytes]) -> Iterator[Hub]:
+    others = ("Tiny-Q4_K.gguf", "Tiny-UD-Q8_0.gguf", "mmproj-Q8_0.gguf", "README.md")
+    gguf = {**gguf_parts, **{name: name.encode() for name in others}}
+    repositories = {"owner/good": FILES, "owner/gated": FILES, "owner/gguf": gguf}
     with hub_server(repositories, gated={"owner/gated"}) as (endpoint, fetched):
         yield Hub(endpoint, tmp_path, fetched)
 
@@ -135,6 +152,22 @@ def test_weights_are_downloaded_when_they_are_wanted(hub: Hub, kind: str) -> Non
     assert set(hub.fetched) == WANTED - {"model.safetensors"}
     assert hub.resolve("owner/good") == {"owner/good": str(folder)}
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
+def test_a_gguf_file_of_a_repository(hub: Hub, gguf_parts: dict[str, bytes]) -> None:
+    """The kind's case does not matter; other kinds, variants and parts for images stay there."""
+    cache = {"XDG_CACHE_HOME": str(hub.home / "cache")}
+    asked = "owner/gguf:q8_0"
+    folder = Path(hub.resolve(asked, **cache)[asked])
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert sorted(set(hub.fetched)) == sorted(gguf_parts)
+    assert len(read_headers(folder)) > 20
+    hub.fetched.clear()
+    assert hub.resolve(asked, HF_HUB_OFFLINE="1", **cache) == {asked: str(folder)}
+    assert hub.fetched == []
+    answer = hub.resolve("owner/gguf:Q2_K", **cache)["owner/gguf:Q2_K"]
+    assert answer.startswith("error: model: owner/gguf has no GGUF file whose name ends with Q2_K")
 
 
 def test_what_cannot_be_had_says_what_to_do(hub: Hub) -> None:
