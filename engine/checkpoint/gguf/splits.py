@@ -53,6 +53,15 @@ _SEED_CODER = (
     r"\s+(?!\S)",
     r"\s+",
 )
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+    r"[^\r\n\p{L}\p{N}]?\p{L}+",
+    r"\p{N}{1,3}",
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    r"\s*[\r\n]+",
+    r"\s+(?!\S)",
+    r"\s+",
+)
 _SPLITS: dict[str, tuple[_Step, ...]] = {
     **dict.fromkeys(
         (
@@ -68,6 +77,7 @@ _SPLITS: dict[str, tuple[_Step, ...]] = {
         ),
         (_EACH_DIGIT, _GPT2),
     ),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), (_isolated("|".join(_LLAMA3)), _BYTES)),
     "deepseek-llm": (
         _LINE_BREAKS,
         _isolated(rf"\s?{_CASED}+"),

@@ -155,6 +155,19 @@ def test_spaces_after_special_tokens_of_phi4(tmp_path: Path) -> None:
         ("refact", [_DIGITS, _GPT2]),
         ("minerva-7b", [_DIGITS, _GPT2]),
         (
+            "glm4",
+            [
+                pre_tokenizers.Split(
+                    Regex(
+                        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+                        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                    ),
+                    "isolated",
+                ),
+                _BYTES,
+            ],
+        ),
+        (
             "deepseek-coder",
             [
                 *(
