@@ -19,10 +19,18 @@ from engine.checkpoint.gguf.reader import GgufFile, block_size, read_gguf
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
-from engine.quantization.format import Format, QuantizedCheckpoint, Stored
+from engine.layers.stored_weight import CodedWeight, Fp8Weight
+from engine.quantization.format import (
+    Format,
+    QuantizedCheckpoint,
+    Stored,
+    num_bytes_of_codes,
+)
 from engine.quantization.gguf_integers import grouped_weight, integer_kind
+from engine.quantization.mxfp4 import e2m1_weight
 
 _BYTES = torch.uint8
+_MXFP4 = "MXFP4"  # which has products on a GPU as it is
 # The head; a file without one has it in the embedding.
 _HEADS = ("output", "token_embd")
 # Architectures whose queries and keys are rotated in pairs of neighbours: their rows alternate
@@ -74,6 +82,21 @@ class GgufBlocks(Format):
         if offset is not None:
             _finite(offset)
         return GroupedWeight(steps, _finite(scale), offset, weight.bits)
+
+    def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
+        if self.type_name == _MXFP4:
+            group, _ = block_size(_MXFP4)
+            return num_bytes_of_codes(out_features, in_features, 4, group, scale=1)
+        return Format.num_bytes_on_gpu(self, out_features, in_features)
+
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight | None:
+        if self.type_name != _MXFP4:
+            return Format.for_gpu(self, tensors)
+        blocks = tensors["weight"]
+        blocks = blocks.view(len(blocks), -1, block_size(_MXFP4)[1])
+        # An exponent, then codes: those of the first half of the block in low bits.
+        codes = torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1)
+        return e2m1_weight(self.in_order(codes.flatten(1)), self.in_order(blocks[..., 0]))
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Return the rows with the halves of each head one after the other."""

@@ -49,7 +49,7 @@ class Mxfp4(Format):
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:
         values = unpack_e2m1(tensors["blocks"]).flatten(1)
-        return torch.ldexp(values, self._exponents(tensors).repeat_interleave(_BLOCK, 1))
+        return torch.ldexp(values, _exponents(tensors["scales"]).repeat_interleave(_BLOCK, 1))
 
     def stays_on_gpu(self, out_features: int, in_features: int) -> bool:
         return True
@@ -58,17 +58,25 @@ class Mxfp4(Format):
         return num_bytes_of_codes(out_features, in_features, 4, _BLOCK, scale=1)
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
-        # 2^-127 has no normal float32; what it is of is 0 beside any other weight, twice as well.
-        exponents = self._exponents(tensors).clamp_min(1 - _EXPONENT_BIAS)
-        scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
-        return CodedWeight(unpack_nibbles(tensors["blocks"]).flatten(1), "e2m1", scale)
+        return e2m1_weight(unpack_nibbles(tensors["blocks"]).flatten(1), tensors["scales"])
 
-    def _exponents(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the exponents of blocks, int32 [N, blocks]."""
-        scales = tensors["scales"]
-        if bool((scales == _NAN).any()):
-            raise ValueError("scales: one is NaN")
-        return scales.to(torch.int32) - _EXPONENT_BIAS
+
+def e2m1_weight(codes: Tensor, scales: Tensor) -> CodedWeight:
+    """Return the weight of codes, uint8 [N, K], with an exponent for 32 each, uint8 [N, K / 32].
+
+    Raises:
+        ValueError: one of the `scales` is NaN.
+    """
+    # 2^-127 has no normal float32; what it is of is 0 beside any other weight, twice as well.
+    exponents = _exponents(scales).clamp_min(1 - _EXPONENT_BIAS)
+    scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
+    return CodedWeight(codes, "e2m1", scale)
+
+
+def _exponents(scales: Tensor) -> Tensor:
+    if bool((scales == _NAN).any()):
+        raise ValueError("scales: one is NaN")
+    return scales.to(torch.int32) - _EXPONENT_BIAS
 
 
 def parse_mxfp4(_config: Fields) -> Mxfp4:

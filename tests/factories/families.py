@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tests.factories.checkpoints import OMIT
+from tests.factories.vision_families import EXPERTS, MINISTRAL3, MOE, VISION_FAMILIES, WINDOW
 
-_WINDOW = 9
 _LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.1, 1.3, 1.7],
@@ -24,46 +24,6 @@ _GPT2 = {
     "head_dim": OMIT,
     "num_key_value_heads": OMIT,
 }
-# Of the part that is not served.
-_VISION = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 28,
-    "patch_size": 14,
-}
-# Trained on few positions, so that queries grow within the tests' lengths.
-_MINISTRAL3 = {
-    "model_type": "ministral3",
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 16,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-        "llama_4_scaling_beta": 0.6,
-    },
-}
-_MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
-_QWEN_VISION = {
-    "depth": 1,
-    "embed_dim": 32,
-    "hidden_size": 64,
-    "intermediate_size": 32,
-    "num_heads": 2,
-    "out_hidden_size": 64,
-    "num_position_embeddings": 16,
-    "deepstack_visual_indexes": [0],
-}
-_SECTIONS = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}
-_INTERLEAVED = {**_SECTIONS, "mrope_section": [4, 4, 4], "mrope_interleaved": True}
-_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3}
-_MOE = {**_EXPERTS, "moe_intermediate_size": 32}
-
 _GRANITE = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.4,
@@ -90,7 +50,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2ForCausalLM",
         {
             "head_dim": OMIT,
-            "sliding_window": _WINDOW,
+            "sliding_window": WINDOW,
             "attention_bias": True,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
@@ -109,8 +69,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "arcee": ("ArceeForCausalLM", {}),
-    "cwm": ("CwmForCausalLM", {"sliding_window": _WINDOW}),
-    "exaone4": ("Exaone4ForCausalLM", {"sliding_window": _WINDOW, "sliding_window_pattern": 3}),
+    "cwm": ("CwmForCausalLM", {"sliding_window": WINDOW}),
+    "exaone4": ("Exaone4ForCausalLM", {"sliding_window": WINDOW, "sliding_window_pattern": 3}),
     "exaone4-without-windows": (
         "Exaone4ForCausalLM",
         {"sliding_window": None, "layer_types": ["full_attention"] * 3},
@@ -124,7 +84,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "Gemma2ForCausalLM",
         {
-            "sliding_window": _WINDOW,
+            "sliding_window": WINDOW,
             "query_pre_attn_scalar": 24,
             # Low, so that they bend what they cap.
             "attn_logit_softcapping": 3.0,
@@ -134,7 +94,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3ForCausalLM",
         {
-            "sliding_window": _WINDOW,
+            "sliding_window": WINDOW,
             "query_pre_attn_scalar": 24,
             "sliding_window_pattern": 3,
             "rope_parameters": {
@@ -142,10 +102,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                 "full_attention": {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0},
             },
         },
-    ),
-    "gemma3-vision": (
-        "Gemma3ForConditionalGeneration",
-        {"sliding_window": _WINDOW, "query_pre_attn_scalar": 24, "vision_config": _VISION},
     ),
     "glm": ("GlmForCausalLM", {"attention_bias": True}),
     "glm4": ("Glm4ForCausalLM", {"attention_bias": False}),
@@ -180,7 +136,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "num_local_experts": 6,
             "num_experts_per_tok": 3,
-            "sliding_window": _WINDOW,
+            "sliding_window": WINDOW,
             "swiglu_limit": 0.7,  # low, so that it clamps
             "rope_parameters": {
                 "rope_type": "yarn",
@@ -208,39 +164,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
     "llama": ("LlamaForCausalLM", {}),
-    "llava": (
-        "LlavaForConditionalGeneration",
-        {"model_type": "llama", "vision_config": {**_VISION, "model_type": "clip_vision_model"}},
-    ),
-    "llava-mistral": (
-        "LlavaNextForConditionalGeneration",
-        {
-            "model_type": "mistral",
-            "sliding_window": _WINDOW,
-            "vision_config": {**_VISION, "model_type": "clip_vision_model"},
-        },
-    ),
-    "llava-qwen2": (
-        "LlavaForConditionalGeneration",
-        {"model_type": "qwen2", "vision_config": {**_VISION, "model_type": "clip_vision_model"}},
-    ),
     "ministral": (
         "MinistralForCausalLM",
         {
-            "sliding_window": _WINDOW,
+            "sliding_window": WINDOW,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
-    "ministral3": ("Ministral3ForCausalLM", _MINISTRAL3),
-    "mistral": ("MistralForCausalLM", {"sliding_window": _WINDOW}),
-    "mistral3-vision": (
-        "Mistral3ForConditionalGeneration",
-        {"model_type": "mistral", "vision_config": {**_VISION, "model_type": "pixtral"}},
-    ),
-    "ministral3-vision": (
-        "Mistral3ForConditionalGeneration",
-        {**_MINISTRAL3, "vision_config": {**_VISION, "model_type": "pixtral"}},
-    ),
+    "ministral3": ("Ministral3ForCausalLM", MINISTRAL3),
+    "mistral": ("MistralForCausalLM", {"sliding_window": WINDOW}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "nemotron": ("NemotronForCausalLM", {"norm_eps": 1e-4}),
     "olmo": ("OlmoForCausalLM", {}),
@@ -248,7 +180,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo3": (
         "Olmo3ForCausalLM",
         {
-            "sliding_window": _WINDOW,
+            "sliding_window": WINDOW,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -261,8 +193,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "olmoe": ("OlmoeForCausalLM", {**_EXPERTS, "head_dim": OMIT}),
-    "olmoe-normalised": ("OlmoeForCausalLM", {**_EXPERTS, "norm_topk_prob": True}),
+    "olmoe": ("OlmoeForCausalLM", {**EXPERTS, "head_dim": OMIT}),
+    "olmoe-normalised": ("OlmoeForCausalLM", {**EXPERTS, "norm_topk_prob": True}),
     "opt": ("OPTForCausalLM", {"ffn_dim": 96, "head_dim": OMIT, "num_key_value_heads": OMIT}),
     "phi": ("PhiForCausalLM", {}),
     "phi3-fused": ("Phi3ForCausalLM", {"sliding_window": 30}),
@@ -273,34 +205,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2-moe": (
         "Qwen2MoeForCausalLM",
-        {**_MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+        {**MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
     ),
-    "qwen2-vl": (
-        "Qwen2VLForConditionalGeneration",
-        {"head_dim": OMIT, "rope_parameters": _SECTIONS, "vision_config": _QWEN_VISION},
-    ),
-    "qwen2.5-vl": (
-        "Qwen2_5_VLForConditionalGeneration",
-        {"head_dim": OMIT, "rope_parameters": _SECTIONS, "vision_config": _QWEN_VISION},
-    ),
-    "qwen3-vl": (
-        "Qwen3VLForConditionalGeneration",
-        {"head_dim": 24, "rope_parameters": _INTERLEAVED, "vision_config": _QWEN_VISION},
-    ),
-    "qwen3-vl-moe": (
-        "Qwen3VLMoeForConditionalGeneration",
-        {
-            **_MOE,
-            "moe_intermediate_size": 48,
-            "rope_parameters": _SECTIONS,
-            "vision_config": _QWEN_VISION,
-        },
-    ),
-    "qwen3-moe": ("Qwen3MoeForCausalLM", {**_MOE, "norm_topk_prob": True}),
+    "qwen3-moe": ("Qwen3MoeForCausalLM", {**MOE, "norm_topk_prob": True}),
     "qwen3": ("Qwen3ForCausalLM", {}),
     "seed-oss": ("SeedOssForCausalLM", {"attention_out_bias": True, "head_dim": 24}),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
     "stablelm": ("StableLmForCausalLM", {"use_qkv_bias": True}),
     "stablelm-parallel": ("StableLmForCausalLM", {"use_parallel_residual": True}),
-    "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": OMIT, "sliding_window": _WINDOW}),
+    "starcoder2": ("Starcoder2ForCausalLM", {"head_dim": OMIT, "sliding_window": WINDOW}),
+    **VISION_FAMILIES,
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from tests.factories.gguf_experts import with_experts_apart, with_experts_together
+
 _ARCHITECTURES = {
     "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
     "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
@@ -32,12 +33,12 @@ _ARCHITECTURES = {
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
     "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
+    "GptOssForCausalLM": gguf.MODEL_ARCH.GPT_OSS,
     "GemmaForCausalLM": gguf.MODEL_ARCH.GEMMA,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
 }
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 # Types that the package cannot write -> where their blocks have float16 scales, and how large these
 # must be for weights of about 0.1.
 _SCALES = {
@@ -79,11 +80,12 @@ def convert(
     for key, value in changes.items():
         _change(writer, key, value)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
-    floats = _with_experts_together(load_file(checkpoint / "model.safetensors"))
+    floats = with_experts_together(load_file(checkpoint / "model.safetensors"))
     draw = np.random.default_rng(0)
     for i, (name, tensor) in enumerate(sorted(floats.items())):
         values = tensor.float().numpy()
-        kind = gguf.GGMLQuantizationType[kinds[i % len(kinds)] if values.ndim > 1 else "F32"]
+        is_matrix = values.ndim > 1 and not name.endswith("bias")
+        kind = gguf.GGMLQuantizationType[kinds[i % len(kinds)] if is_matrix else "F32"]
         heads = _heads(name, config) if arch == gguf.MODEL_ARCH.LLAMA else None
         if heads:
             values = _in_pairs(values, heads)
@@ -93,12 +95,12 @@ def convert(
         writer.add_tensor(
             names.get_name(name, try_suffixes=(".weight", ".bias")), blocks, raw_dtype=kind
         )
-        if values.ndim > 1:
+        if is_matrix:
             stored = dequantize(blocks, kind)
             if heads:
                 stored = _in_halves(stored, heads)
             floats[name] = torch.from_numpy(np.ascontiguousarray(stored, np.float32))
-    floats = _with_experts_apart(floats)
+    floats = with_experts_apart(floats, is_gpt_oss=arch == gguf.MODEL_ARCH.GPT_OSS)
     _add_rope_factors(writer, checkpoint)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -141,34 +143,6 @@ def random_blocks(
         scales = draw.uniform(0.5 * scale, scale, (*shape[:-1], 1)).astype(np.float16)
         blocks[..., offset : offset + 2] = scales.view(np.uint8)
     return blocks.reshape(*rows, -1)
-
-
-def _with_experts_together(floats: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors with one of each projection of a layer's experts."""
-    together: dict[str, Any] = {}
-    for name, tensor in floats.items():
-        found = _EXPERT.fullmatch(name)
-        if found is None:
-            together[name] = tensor
-        else:
-            experts = together.setdefault(f"{found[1]}.{found[3]}", {})
-            experts[int(found[2])] = tensor
-    return {
-        name: torch.stack([each[i] for i in range(len(each))]) if isinstance(each, dict) else each
-        for name, each in together.items()
-    }
-
-
-def _with_experts_apart(floats: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    apart: dict[str, torch.Tensor] = {}
-    for name, tensor in floats.items():
-        if tensor.dim() < 3:
-            apart[name] = tensor
-            continue
-        module, _, projection = name.partition(".experts.")
-        for i, expert in enumerate(tensor):
-            apart[f"{module}.experts.{i}.{projection}"] = expert.contiguous()
-    return apart
 
 
 def _heads(name: str, config: dict[str, Any]) -> int | None:
@@ -214,8 +188,9 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if num_experts:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
-    if "moe_intermediate_size" in config:
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    expert_size = config.get("moe_intermediate_size", config["intermediate_size"])
+    if num_experts:
+        writer.add_expert_feed_forward_length(expert_size)
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if "attention_multiplier" in config:

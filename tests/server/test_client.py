@@ -63,7 +63,7 @@ def test_a_prompt_as_text_and_as_token_ids(
             0,
             (by_text.num_input_tokens - 1) // 16 * 16,
         )
-        with pytest.raises(InvalidRequestError, match=r"^input_ids: token id 9999 is outside"):
+        with pytest.raises(InvalidRequestError, match=r"^input_ids\[0\]: token id 9999 is outside"):
             client.generate([9999])
 
 

@@ -23,6 +23,8 @@ _ATTENTION_BIAS, _MLP_BIAS = "blk.0.attn_q.bias", "blk.0.ffn_down.bias"
 _ROPE_FACTORS = "rope_freqs.weight"
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# What ends a sequence too, of an architecture whose files say only one.
+_END_TEXTS = {"gpt-oss": ("<|return|>", "<|call|>")}
 
 
 def make_config(file: GgufFile) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def make_config(file: GgufFile) -> dict[str, Any]:
         "tie_word_embeddings": _HEAD not in file.tensors,
         "attention_bias": _ATTENTION_BIAS in file.tensors,
         "mlp_bias": _MLP_BIAS in file.tensors,
-        "eos_token_id": [*dict.fromkeys(_tokens(fields, *_END_TOKENS))],
+        "eos_token_id": [*dict.fromkeys(_ends(fields, kind))],
         "quantization_config": {"quant_method": "gguf"},
         **specific(own, head_dim),
     }
@@ -87,11 +89,15 @@ def _own_fields(file: GgufFile, architecture: str) -> Fields:
     return Fields(own, name=f"{file.path.name}: {architecture}")
 
 
-def _tokens(fields: Fields, *names: str) -> Iterator[int]:
-    for name in names:
+def _ends(fields: Fields, kind: str) -> Iterator[int]:
+    """Yield the tokens that end a sequence."""
+    for name in _END_TOKENS:
         token = fields.integer(f"tokenizer.ggml.{name}", default=None, minimum=0)
         if token is not None:
             yield token
+    texts = _END_TEXTS.get(kind, ())
+    tokens = (fields.texts("tokenizer.ggml.tokens") or []) if texts else []
+    yield from (tokens.index(text) for text in texts if text in tokens)
 
 
 def _rope_scaling(file: GgufFile, own: Fields) -> dict[str, Any] | None:
@@ -179,6 +185,21 @@ def _qwen2_moe(own: Fields, head_dim: int) -> dict[str, Any]:
     return _qwen_moe(own, head_dim) | others
 
 
+def _gpt_oss(own: Fields, _head_dim: int) -> dict[str, Any]:
+    return {
+        "num_local_experts": own.integer("expert_count"),
+        "num_experts_per_tok": own.integer("expert_used_count"),
+        "intermediate_size": own.integer("expert_feed_forward_length"),
+        "sliding_window": own.integer("attention.sliding_window"),
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": own.number("rope.scaling.factor"),
+            "original_max_position_embeddings": own.integer("rope.scaling.original_context_length"),
+            "truncate": False,
+        },
+    }
+
+
 def _granite(own: Fields, head_dim: int) -> dict[str, Any]:
     return {
         "attention_multiplier": own.number("attention.scale", default=head_dim**-0.5),
@@ -216,6 +237,7 @@ _ARCHITECTURES: dict[str, tuple[str, Callable[[Fields, int], dict[str, Any]]]] =
     "qwen3moe": ("Qwen3MoeForCausalLM", _qwen_moe),
     "ernie4_5": ("Ernie4_5ForCausalLM", _nothing),
     "glm4": ("Glm4ForCausalLM", _glm4),
+    "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
     "granite": ("GraniteForCausalLM", _granite),
     "smollm3": ("SmolLM3ForCausalLM", _nothing),
     "gemma": ("GemmaForCausalLM", _nothing),

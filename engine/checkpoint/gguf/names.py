@@ -39,6 +39,13 @@ _RENAMED = (
     ("norm", "output_norm"),
     ("lm_head", "output"),
 )
+# What an architecture has in place of those, or beside them.
+_OWN = {
+    "GptOssForCausalLM": {
+        "self_attn.sinks": "attn_sinks.weight",
+        "mlp_norm": "post_attention_norm",
+    },
+}
 # Factors of the rotary frequencies, which the configuration has.
 _IGNORED = ("rope_freqs.weight", "rope_factors_*.weight")
 
@@ -49,7 +56,7 @@ def spec_of_gguf(spec: ModelSpec) -> ModelSpec:
     Norms with a unit offset are stored with it.
     """
     names = TensorNames(
-        renamed=_RENAMED,
+        renamed=tuple((dict(_RENAMED) | _OWN.get(spec.architecture, {})).items()),
         prefixes=("",),
         stacked=spec.tensor_names.stacked,
         experts="projection",

@@ -103,16 +103,19 @@ def test_rotary(
     caches = [torch.full((9, 8, kv_heads, dim), 7.0, dtype=dtype) for _ in range(2)]
     slots = torch.randperm(72, generator=torch.Generator().manual_seed(4))[:tokens]
     slots[::3] = -1
+    scale = torch.linspace(1.0, 1.7, tokens) if norms else None
     rotated = fast.rotary_and_cache(
-        query, key, value, cos, sin, *caches, slots, *weights, 1e-5, interleaved
+        query, key, value, cos, sin, *caches, slots, *weights, 1e-5, interleaved, scale
     )
 
-    def expected(x: Tensor, norm: Tensor | None) -> Tensor:
-        return rotary.reference(x, cos, sin, norm=norm, norm_eps=1e-5, interleaved=interleaved)
+    def expected(x: Tensor, norm: Tensor | None, scale: Tensor | None = None) -> Tensor:
+        return rotary.reference(
+            x, cos, sin, norm=norm, norm_eps=1e-5, interleaved=interleaved, scale=scale
+        )
 
     # Half precision rounds after the norm too.
     slack = 4 if norms and dtype != torch.float32 else 1
-    _assert_close(rotated / slack, expected(query, weights[0]) / slack)
+    _assert_close(rotated / slack, expected(query, weights[0], scale) / slack)
     real = slots >= 0
     written = caches[0].flatten(0, 1)
     _assert_close(written[slots[real]] / slack, expected(key, weights[1])[real] / slack)

@@ -66,9 +66,7 @@ def test_token_ids_are_taken_as_they_are_and_echoed_as_their_text() -> None:
     assert made.sampling_params.max_tokens == 16
     assert made.options.text_prefix == "hello"
     assert request(input_ids=ids).options.text_prefix == ""
-    with pytest.raises(
-        RequestError, match=r"^input_ids\[0\]: token id 500 is outside the vocabulary"
-    ):
+    with pytest.raises(RequestError, match=r"^input_ids\[0\]: token id 500 is outside the "):
         request(input_ids=[500])
     with pytest.raises(RequestError, match=r"^input_ids: the prompt has 64 tokens"):
         request(input_ids=[5] * 64)
