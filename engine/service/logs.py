@@ -16,6 +16,7 @@ import msgspec
 
 LogFormat = Literal["text", "json"]
 
+_TALKATIVE = ("httpx", "httpx2")  # which tell of each request of a download
 _PLAIN = re.compile(r"[\w.:/+-]+", re.ASCII)
 
 
@@ -61,6 +62,8 @@ def configure_logging(log_format: LogFormat = "text") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
