@@ -65,7 +65,7 @@ def model_spec(
     layers: Iterable[LayerSpec],
     norm: NormSpec,
     *,
-    context_length: int,
+    context_length: int | None = None,
     tensor_names: TensorNames = LLAMA_NAMES,
     tie_word_embeddings: bool = False,
     **others: Any,
@@ -73,14 +73,18 @@ def model_spec(
     """Make the spec of a model, with what every family has.
 
     Args:
+        context_length: in tokens; None: `max_position_embeddings`, as the layers' ropes extend it.
         tie_word_embeddings: where the field is absent.
         others: attributes that few models have.
     """
+    layers = tuple(layers)
+    if context_length is None:
+        context_length = max(_scaled_context_length(fields, each.attention.rope) for each in layers)
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
-        layers=tuple(layers),
+        layers=layers,
         norm=norm,
         context_length=context_length,
         dtype=_dtype(fields),
@@ -264,8 +268,8 @@ def _check_layer_types(fields: Fields, layers: Iterable[LayerSpec]) -> None:
         raise fields.unsupported("layer_types", "is not supported for this architecture")
 
 
-def scaled_context_length(fields: Fields, rope: Rope) -> int:
-    """Return the context length in tokens where `rope` extends what the model was trained for."""
+def _scaled_context_length(fields: Fields, rope: Rope | None) -> int:
+    """Return the context length in tokens; `rope` may extend what the model was trained for."""
     length = fields.integer("max_position_embeddings")
     match rope:
         case LinearRope(factor=factor) | DynamicRope(factor=factor):

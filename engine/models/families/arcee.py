@@ -19,5 +19,4 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         bias=fields.boolean("mlp_bias", default=False),
     )
     layers = [LayerSpec(attention, mlp, norm)] * parsing.num_layers(fields)
-    context_length = parsing.scaled_context_length(fields, rope)
-    return parsing.model_spec(fields, architecture, layers, norm, context_length=context_length)
+    return parsing.model_spec(fields, architecture, layers, norm)

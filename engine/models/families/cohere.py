@@ -45,7 +45,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         layers,
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=_NAMES,
         tie_word_embeddings=True,
         logit_multiplier=float(fields.number("logit_scale", default=0.0625)),

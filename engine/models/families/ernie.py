@@ -47,7 +47,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
             for i in range(count)
         ],
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=_MOE_NAMES if is_moe else LLAMA_NAMES,
         tie_word_embeddings=True,
     )

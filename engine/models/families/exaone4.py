@@ -37,7 +37,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         layers,
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=olmo2.NAMES,
     )
 

@@ -28,7 +28,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [LayerSpec(attention, mlp, norm)] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tie_word_embeddings=True,
         embedding_multiplier=fields.integer("hidden_size") ** 0.5,
     )

@@ -52,7 +52,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         layers,
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=NAMES,
         tie_word_embeddings=True,
         embedding_multiplier=fields.integer("hidden_size") ** 0.5,

@@ -39,6 +39,5 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [layer] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=_SANDWICH_NAMES if is_sandwich else _NAMES,
     )

@@ -56,6 +56,5 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [LayerSpec(attention, dense if i < num_dense else moe, norm) for i in range(count)],
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=replace(_NAMES, ignored=(*_NAMES.ignored, f"model.layers.{count}.*")),
     )

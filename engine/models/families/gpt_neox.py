@@ -55,6 +55,5 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [layer] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=replace(_NAMES, qkv_heads=heads.num_heads),
     )

@@ -38,13 +38,11 @@ def granite(
     )
     multiplier = float(fields.number("residual_multiplier", default=1.0))
     layer = LayerSpec(attention, mlp, norm, residual_multiplier=multiplier)
-    length = parsing.max_positions(fields)
     return parsing.model_spec(
         fields,
         architecture,
         [layer] * parsing.num_layers(fields),
         norm,
-        context_length=length if rope is None else parsing.scaled_context_length(fields, rope),
         tensor_names=tensor_names,
         embedding_multiplier=float(fields.number("embedding_multiplier", default=1.0)),
         logit_multiplier=1.0 / fields.number("logits_scaling", default=1.0),

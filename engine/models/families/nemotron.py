@@ -31,5 +31,4 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [LayerSpec(attention, mlp, norm)] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
     )

@@ -17,5 +17,4 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     attention = parsing.attention(parsing.heads(fields), rope, qkv_bias=bias, output_bias=bias)
     mlp = Gated(fields.integer("intermediate_size"), parsing.gated_activation(fields))
     layers = [LayerSpec(attention, mlp, _NORM)] * parsing.num_layers(fields)
-    context_length = parsing.scaled_context_length(fields, rope)
-    return parsing.model_spec(fields, architecture, layers, _NORM, context_length=context_length)
+    return parsing.model_spec(fields, architecture, layers, _NORM)

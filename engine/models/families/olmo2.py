@@ -53,6 +53,5 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         layers,
         norm,
-        context_length=parsing.scaled_context_length(fields, ropes[parsing.FULL]),
         tensor_names=NAMES,
     )

@@ -36,6 +36,5 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [LayerSpec(attention, moe, norm)] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=_NAMES,
     )

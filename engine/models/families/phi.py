@@ -41,7 +41,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [layer] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=_NAMES,
         head_bias=True,
     )

@@ -18,5 +18,4 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         LayerSpec(parsing.attention(heads, rope, window=window, qkv_bias=True), mlp, norm)
         for window in parsing.switched_windows(fields)
     ]
-    context_length = parsing.scaled_context_length(fields, rope)
-    return parsing.model_spec(fields, architecture, layers, norm, context_length=context_length)
+    return parsing.model_spec(fields, architecture, layers, norm)

@@ -25,5 +25,4 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         )
         for window in parsing.switched_windows(fields)
     ]
-    context_length = parsing.scaled_context_length(fields, rope)
-    return parsing.model_spec(fields, architecture, layers, norm, context_length=context_length)
+    return parsing.model_spec(fields, architecture, layers, norm)

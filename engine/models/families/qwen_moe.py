@@ -50,7 +50,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         layers,
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=_NAMES,
     )
 

@@ -27,5 +27,4 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [layer] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
     )

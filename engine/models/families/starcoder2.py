@@ -35,7 +35,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         architecture,
         [LayerSpec(attention, mlp, norm)] * parsing.num_layers(fields),
         norm,
-        context_length=parsing.scaled_context_length(fields, rope),
         tensor_names=_NAMES,
         tie_word_embeddings=True,
     )
