@@ -35,7 +35,7 @@ _MXFP4 = "MXFP4"  # which has products on a GPU as it is
 _HEADS = ("output", "token_embd")
 # Architectures whose queries and keys are rotated in pairs of neighbours: their rows alternate
 # between the halves of a head.
-_IN_PAIRS = ("llama",)
+_IN_PAIRS = ("llama", "mistral3")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from tests.factories.checkpoints import ROPES, write_checkpoint
 from tests.factories.gguf_files import write_gguf
 from tests.factories.paged_model import PagedModel
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
+from tests.factories.vision_families import MINISTRAL3
 
 TOKENS = [(7 * i + i // 3) % 400 for i in range(50)]
 SIZES = {"vocab_size": 400, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
@@ -73,6 +74,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 1.7,
         },
     ),
+    "ministral3": ("Ministral3ForCausalLM", MINISTRAL3),
+    "mistral3": ("MistralForCausalLM", {}),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen2-moe": (
         "Qwen2MoeForCausalLM",

@@ -29,6 +29,8 @@ _ARCHITECTURES = {
     "Qwen2MoeForCausalLM": gguf.MODEL_ARCH.QWEN2MOE,
     "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
     "MixtralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Ministral3ForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
+    "MistralForCausalLM": gguf.MODEL_ARCH.MISTRAL3,
     "Ernie4_5ForCausalLM": gguf.MODEL_ARCH.ERNIE4_5,
     "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
     "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
@@ -39,6 +41,7 @@ _ARCHITECTURES = {
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
 }
+_IN_PAIRS = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.MISTRAL3)
 # Types that the package cannot write -> where their blocks have float16 scales, and how large these
 # must be for weights of about 0.1.
 _SCALES = {
@@ -86,7 +89,7 @@ def convert(
         values = tensor.float().numpy()
         is_matrix = values.ndim > 1 and not name.endswith("bias")
         kind = gguf.GGMLQuantizationType[kinds[i % len(kinds)] if is_matrix else "F32"]
-        heads = _heads(name, config) if arch == gguf.MODEL_ARCH.LLAMA else None
+        heads = _heads(name, config) if arch in _IN_PAIRS else None
         if heads:
             values = _in_pairs(values, heads)
         if "norm" in name and arch.name.startswith("GEMMA"):
@@ -179,6 +182,9 @@ def _add_config(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
+    if "llama_4_scaling_beta" in rope:
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
     if "original_max_position_embeddings" in rope:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))

@@ -23,6 +23,7 @@ _ATTENTION_BIAS, _MLP_BIAS = "blk.0.attn_q.bias", "blk.0.ffn_down.bias"
 _ROPE_FACTORS = "rope_freqs.weight"
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_TEMPERATURE = "attention.temperature_scale"  # of queries that are scaled by their position
 # What ends a sequence too, of an architecture whose files say only one.
 _END_TEXTS = {"gpt-oss": ("<|return|>", "<|call|>")}
 
@@ -51,6 +52,8 @@ def make_config(file: GgufFile) -> dict[str, Any]:
     name, specific = _ARCHITECTURES[kind]
     if kind == "llama" and own.integer("expert_count", default=0, minimum=0) > 1:
         name, specific = "MixtralForCausalLM", _mixtral
+    if kind == "mistral3" and _TEMPERATURE not in own:
+        name, specific = "MistralForCausalLM", _without_windows
     return {
         "architectures": [name],
         "vocab_size": file.tensors[EMBEDDING].shape[0],
@@ -200,6 +203,25 @@ def _gpt_oss(own: Fields, _head_dim: int) -> dict[str, Any]:
     }
 
 
+def _without_windows(_own: Fields, _head_dim: int) -> dict[str, Any]:
+    return {"sliding_window": None}
+
+
+def _ministral3(own: Fields, _head_dim: int) -> dict[str, Any]:
+    return {
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": own.number("rope.scaling.factor"),
+            "original_max_position_embeddings": own.integer("rope.scaling.original_context_length"),
+            "beta_fast": own.number("rope.scaling.yarn_beta_fast", default=32.0),
+            "beta_slow": own.number("rope.scaling.yarn_beta_slow", default=1.0),
+            "mscale": 1.0,
+            "mscale_all_dim": own.number("rope.scaling.yarn_log_multiplier", default=1.0),
+            "llama_4_scaling_beta": own.number(_TEMPERATURE),
+        }
+    }
+
+
 def _granite(own: Fields, head_dim: int) -> dict[str, Any]:
     return {
         "attention_multiplier": own.number("attention.scale", default=head_dim**-0.5),
@@ -237,6 +259,7 @@ _ARCHITECTURES: dict[str, tuple[str, Callable[[Fields, int], dict[str, Any]]]] =
     "qwen3moe": ("Qwen3MoeForCausalLM", _qwen_moe),
     "ernie4_5": ("Ernie4_5ForCausalLM", _nothing),
     "glm4": ("Glm4ForCausalLM", _glm4),
+    "mistral3": ("Ministral3ForCausalLM", _ministral3),  # or what was before, without scaling
     "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
     "granite": ("GraniteForCausalLM", _granite),
     "smollm3": ("SmolLM3ForCausalLM", _nothing),
