@@ -117,8 +117,9 @@ def rotary_dim(config: Fields, head_dim: int, *, factor: float = 1.0) -> int:
     Args:
         factor: `partial_rotary_factor` where the field is absent.
     """
-    dim = int(head_dim * _partial_factor(config, _rope_fields(config, None), factor))
-    if dim % 2 or not 0 < dim <= head_dim:
+    share = _partial_factor(config, _rope_fields(config, None), factor)
+    dim = int(head_dim * share) if share <= 1 else 0
+    if dim % 2 or dim < 1:
         raise config.error("partial_rotary_factor", f"must rotate an even part of {head_dim}")
     return dim
 
