@@ -30,17 +30,29 @@ def _completed(line: str) -> list[str]:
     ).split()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_prints_a_script(shell: str) -> None:
-    script = _trident("--show-completion", shell)
-    assert "_TRIDENT_COMPLETE" in script
-    assert "trident" in script
+def _script(shell: str) -> str:
+    """Return the script for a shell; users get that of the one that they call `trident` from."""
+    return _trident("--show-completion", shell, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+
+
+@pytest.mark.parametrize(
+    ("shell", "registers"),
+    [
+        ("bash", "complete -o default -F _trident_completion trident"),
+        ("zsh", "compdef _trident_completion trident"),
+        ("fish", "complete --command trident"),
+    ],
+)
+def test_prints_a_script(shell: str, registers: str) -> None:
+    script = _script(shell)
+    assert f"_TRIDENT_COMPLETE=complete_{shell}" in script
+    assert registers in script
 
 
 def test_the_script_is_valid_bash() -> None:
     checked = subprocess.run(
         ["bash", "-n"],
-        input=_trident("--show-completion", "bash"),
+        input=_script("bash"),
         text=True,
         capture_output=True,
         check=False,
