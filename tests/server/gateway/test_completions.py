@@ -192,7 +192,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": []}, "prompt", "prompt: must not be empty"),
     ({"prompt": ""}, "prompt", "prompt: must not be empty"),
     ({"prompt": [[]]}, "prompt[0]", "prompt[0]: must not be empty"),
-    ({"prompt": ["a", "x" * 600]}, "prompt[1]", "prompt[1]: the prompt has "),
     ({"prompt": [[1, 9999]]}, "prompt[0][1]", "prompt[0][1]: token id 9999 is outside"),
     ({"prompt": [2**40]}, "prompt[0]", "prompt[0]: must be a 32-bit integer"),
     ({"prompt": ["a"] * 257}, "prompt", "prompt: at most 256"),
@@ -238,6 +237,13 @@ def test_what_is_wrong_is_refused_by_name(
     assert text in caught.value.message
     assert caught.value.param == param
     assert caught.value.type == "invalid_request_error"
+
+
+def test_one_of_several_prompts_is_refused_by_its_place(openai: OpenAI) -> None:
+    """Not streamed: a stream that the other has begun ends with an event of the error."""
+    with pytest.raises(BadRequestError, match=r"prompt\[1\]: the prompt has ") as caught:
+        openai.completions.create(model=MODEL, prompt=["a", "x" * 600])
+    assert caught.value.param == "prompt[1]"
 
 
 @pytest.mark.parametrize("stream", [False, True])
