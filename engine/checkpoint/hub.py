@@ -42,16 +42,12 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
     if os.path.isdir(folder):
         return Path(folder)
     if os.path.isfile(folder) and folder.endswith(".gguf"):
-        from engine.checkpoint.gguf.folder import folder_of_gguf
-
-        return folder_of_gguf(Path(folder))
+        return _folder_of_gguf(Path(folder))
     if os.path.exists(folder):
         raise CheckpointError(f"{setting}: {model} is a file; name the folder that holds it")
     repository, _, kind = model.partition(":")
     if kind:
-        from engine.checkpoint.gguf.folder import folder_of_gguf
-
-        return folder_of_gguf(_download_gguf(repository, kind, setting))
+        return _folder_of_gguf(_download_gguf(repository, kind, setting))
     return _download(model, [*_WANTED, *_WEIGHTS] if weights else _WANTED, setting)
 
 
@@ -66,8 +62,16 @@ def resolve_tokenizer(tokenizer: str | None, checkpoint: Path) -> Path:
     return resolve_checkpoint(tokenizer, weights=False, setting="tokenizer")
 
 
+def _folder_of_gguf(file: Path) -> Path:
+    from engine.checkpoint.gguf.folder import folder_of_gguf  # here: most checkpoints are folders
+
+    return folder_of_gguf(file)
+
+
 def _download_gguf(repository: str, kind: str, setting: str) -> Path:
     """Return the GGUF file, or the first part of it, whose name ends with `kind`."""
+    if not re.fullmatch(r"[\w.-]+", kind):  # a pattern would fetch all that it matches
+        raise CheckpointError(f"{setting}: {kind!r} is no end of a file's name, as Q4_K_M is")
     spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
     wanted = [f"*{each}{parts}.gguf" for each in spellings for parts in ("", _PARTS)]
     others = [] if _DYNAMIC in kind.upper() else [f"*{_DYNAMIC}*"]

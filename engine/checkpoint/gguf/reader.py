@@ -97,12 +97,12 @@ def _other_parts(first: GgufFile) -> list[Path]:
     if not name.endswith(own):
         raise fields.error("split.count", f"the first of {count} parts must be called *{own}")
     stem = name.removesuffix(own)
-    parts = [
-        first.path.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf") for i in range(2, count + 1)
-    ]
-    for part in parts:
+    parts: list[Path] = []
+    for i in range(2, count + 1):
+        part = first.path.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf")
         if not part.is_file():
             raise CheckpointError(f"{part}: not found, but {name} is the first of {count} parts")
+        parts.append(part)
     return parts
 
 

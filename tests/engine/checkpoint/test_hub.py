@@ -166,6 +166,12 @@ def test_a_gguf_file_of_a_repository(hub: Hub, gguf_parts: dict[str, bytes]) -> 
     hub.fetched.clear()
     assert hub.resolve(asked, HF_HUB_OFFLINE="1", **cache) == {asked: str(folder)}
     assert hub.fetched == []
+    hub.fetched.clear()
+    answer = hub.resolve("owner/gguf:*", **cache)["owner/gguf:*"]
+    assert (answer, hub.fetched) == (
+        "error: model: '*' is no end of a file's name, as Q4_K_M is",
+        [],
+    )
     answer = hub.resolve("owner/gguf:Q2_K", **cache)["owner/gguf:Q2_K"]
     assert answer.startswith("error: model: owner/gguf has no GGUF file whose name ends with Q2_K")
 
