@@ -142,5 +142,6 @@ class Quantized:
 def _by_projection(formats: Mapping[str, Format], layout: ExpertTensors) -> dict[str, Format]:
     """Return the format of each projection of experts, by its name."""
     if layout == "gates and ups":
-        return dict.fromkeys(("gate_up_proj", "down_proj"), *formats.values())
+        (fmt,) = formats.values()
+        return {"gate_up_proj": fmt, "down_proj": fmt}
     return {part.rpartition(".")[2]: fmt for part, fmt in formats.items()}

@@ -66,7 +66,7 @@ def make_config(file: GgufFile) -> dict[str, Any]:
         "rms_norm_eps": own.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": own.integer("context_length"),
         "rope_theta": own.number("rope.freq_base", default=1e4),
-        "rope_scaling": _rope_scaling(file, own),
+        "rope_scaling": _rope_scaling(file, own, kind),
         "dtype": "float32" if _is_exact(file) else "bfloat16",
         "tie_word_embeddings": _HEAD not in file.tensors,
         "attention_bias": _ATTENTION_BIAS in file.tensors,
@@ -103,7 +103,7 @@ def _ends(fields: Fields, kind: str) -> Iterator[int]:
     yield from (tokens.index(text) for text in texts if text in tokens)
 
 
-def _rope_scaling(file: GgufFile, own: Fields) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufFile, own: Fields, architecture: str) -> dict[str, Any] | None:
     length = own.integer("context_length")
     scaling: dict[str, Any] = {
         "original_max_position_embeddings": own.integer(
@@ -128,7 +128,17 @@ def _rope_scaling(file: GgufFile, own: Fields) -> dict[str, Any] | None:
     kind = own.text("rope.scaling.type", default="none")
     if kind == "none":
         return None
-    return scaling | {"rope_type": kind, "factor": own.number("rope.scaling.factor")}
+    log_multiplier = own.number("rope.scaling.yarn_log_multiplier", default=None, or_zero=True)
+    return scaling | {
+        "rope_type": kind,
+        "factor": own.number("rope.scaling.factor"),
+        "beta_fast": own.number("rope.scaling.yarn_beta_fast", default=None),
+        "beta_slow": own.number("rope.scaling.yarn_beta_slow", default=None),
+        "mscale": 1.0 if log_multiplier else None,
+        "mscale_all_dim": log_multiplier or None,
+        "truncate": architecture != "gpt-oss",  # of which no file says it
+        "llama_4_scaling_beta": own.number(_TEMPERATURE, default=None, or_zero=True),
+    }
 
 
 def _floats(file: GgufFile, name: str) -> list[float]:
@@ -194,32 +204,11 @@ def _gpt_oss(own: Fields, _head_dim: int) -> dict[str, Any]:
         "num_experts_per_tok": own.integer("expert_used_count"),
         "intermediate_size": own.integer("expert_feed_forward_length"),
         "sliding_window": own.integer("attention.sliding_window"),
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": own.number("rope.scaling.factor"),
-            "original_max_position_embeddings": own.integer("rope.scaling.original_context_length"),
-            "truncate": False,
-        },
     }
 
 
 def _without_windows(_own: Fields, _head_dim: int) -> dict[str, Any]:
     return {"sliding_window": None}
-
-
-def _ministral3(own: Fields, _head_dim: int) -> dict[str, Any]:
-    return {
-        "rope_scaling": {
-            "rope_type": "yarn",
-            "factor": own.number("rope.scaling.factor"),
-            "original_max_position_embeddings": own.integer("rope.scaling.original_context_length"),
-            "beta_fast": own.number("rope.scaling.yarn_beta_fast", default=32.0),
-            "beta_slow": own.number("rope.scaling.yarn_beta_slow", default=1.0),
-            "mscale": 1.0,
-            "mscale_all_dim": own.number("rope.scaling.yarn_log_multiplier", default=1.0),
-            "llama_4_scaling_beta": own.number(_TEMPERATURE),
-        }
-    }
 
 
 def _granite(own: Fields, head_dim: int) -> dict[str, Any]:
@@ -259,7 +248,7 @@ _ARCHITECTURES: dict[str, tuple[str, Callable[[Fields, int], dict[str, Any]]]] =
     "qwen3moe": ("Qwen3MoeForCausalLM", _qwen_moe),
     "ernie4_5": ("Ernie4_5ForCausalLM", _nothing),
     "glm4": ("Glm4ForCausalLM", _glm4),
-    "mistral3": ("Ministral3ForCausalLM", _ministral3),  # or what was before, without scaling
+    "mistral3": ("Ministral3ForCausalLM", _without_windows),  # or what was before, without scaling
     "gpt-oss": ("GptOssForCausalLM", _gpt_oss),
     "granite": ("GraniteForCausalLM", _granite),
     "smollm3": ("SmolLM3ForCausalLM", _nothing),
