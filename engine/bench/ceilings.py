@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ from torch.utils.benchmark import Measurement, Timer
 from engine.layers.int8_linear import Int8Product
 from engine.layers.packed_linear import can_pack
 
-_BYTES = 256 * 2**20  # on a CPU: larger than all caches
+_BYTES = 256 * 2**20  # larger than all caches
+_MEASURED_S, _FEWEST = 0.1, 10  # calls on a GPU: for so long, and at least so many
 _SIZE, _GPU_SIZE = 2048, 8192  # of the matrices
 
 
@@ -26,21 +29,38 @@ def timed(call: Callable[[], object], least_s: float = 0.2) -> Measurement:
 def gpu_seconds(call: Callable[[], Any], *, graph: bool = True) -> float:
     """Return the median time of `call` on a GPU, each with a cold L2 cache; it has been called.
 
+    What the cache holds is unmodified, like the weights and keys that a step has read before: lines
+    that were written must be written back first, in the time of the call.
+
     Args:
         graph: replay it as a CUDA graph, like the engine's decode steps, which excludes the time
             that the host takes to launch it.
     """
-    from triton.testing import do_bench
-
     if not graph:
-        return 1e-3 * float(do_bench(call, return_mode="median"))
+        return _cold_seconds(call)
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured, capture_error_mode="thread_local"):
         call()
     try:
-        return 1e-3 * float(do_bench(captured.replay, return_mode="median"))
+        return _cold_seconds(captured.replay)
     finally:
         captured.reset()
+
+
+def _cold_seconds(call: Callable[[], Any]) -> float:
+    others = torch.zeros(_BYTES // 4, dtype=torch.int32, device="cuda")
+    seconds: list[float] = []
+    end = time.monotonic() + _MEASURED_S
+    while len(seconds) < _FEWEST or time.monotonic() < end:
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_FEWEST)]
+        for before, after in pairs:
+            others.amax()
+            before.record()
+            call()
+            after.record()
+        torch.cuda.synchronize()
+        seconds += [1e-3 * before.elapsed_time(after) for before, after in pairs]
+    return median(seconds)
 
 
 def measure(device: torch.device | None = None) -> dict[str, float]:
