@@ -52,7 +52,8 @@ def _cold_seconds(call: Callable[[], Any]) -> float:
     seconds: list[float] = []
     end = time.monotonic() + _MEASURED_S
     while len(seconds) < _FEWEST or time.monotonic() < end:
-        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_FEWEST)]
+        event: Any = partial(torch.cuda.Event, enable_timing=True)
+        pairs = [(event(), event()) for _ in range(_FEWEST)]
         for before, after in pairs:
             others.amax()
             before.record()

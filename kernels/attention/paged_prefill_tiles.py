@@ -46,6 +46,10 @@ _WARPS: _Tiles = {
     128: (_Tile(128, 32, 8, 3, 255), _Tile(64, 32, 4, 3, 255)),
     256: (_Tile(64, 32, 8, 2, 255), _Tile(64, 32, 8, 2, 255)),
 }
+# Rows of a sequence, on average, from which on large tiles are chosen: those that fill them. On
+# Hopper they were slower for D = 128 up to here, measured on an H200: the last tile of a chunk, of
+# which all programs of an SM wait for memory at once, weighs more.
+_FEWEST_ROWS, _FEWEST_OF_HOPPER = 64, 4096
 # No matrix instruction has full float32 precision; larger tiles spill. For parity, not speed.
 _FLOAT32 = _Tile(32, 16, 8, 2, 128)
 
@@ -76,12 +80,15 @@ def settings(
     block_d = next_power_of_2(head_dim)
     width = max(block_d, 64)
     enough = num_rows // 128 * num_kv_heads >= limits.num_sms
-    is_narrow = is_fixed or not (enough and num_rows > 64 * num_sequences)
+    is_hopper = limits.capability[0] == 9
+    is_long = is_hopper and block_d == 128 and cache_dtype == dtype
+    fewest = _FEWEST_OF_HOPPER if is_long else _FEWEST_ROWS
+    is_narrow = is_fixed or not (enough and num_rows > fewest * num_sequences)
     if dtype == torch.float32:
         tile = _FLOAT32
     elif limits.capability[0] not in (9, 10):
         tile = _WARPS[width][is_narrow]
-    elif limits.capability[0] == 9 and (block_d < 256 or cache_dtype == dtype):
+    elif is_hopper and (block_d < 256 or cache_dtype == dtype):
         tile = _HOPPER[width][is_narrow]
     else:  # on Hopper too, where converting fp8 takes registers
         tile = _BLACKWELL[width][is_narrow]
