@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import cpu, device
+from kernels import cpu, dependent_launch, device
 from kernels.checks import FLOATS, check_dtype, check_last_stride
 from kernels.cpu.activation import ACTIVATIONS, Activation
+from kernels.dependent_launch import start_next, wait
 from kernels.device import cdiv, next_power_of_2
 
 
@@ -59,6 +60,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
             SIZE=size,
             ACTIVATION=activation,
             **tile,
+            **dependent_launch.options(flat.device),
         )
     return out
 
@@ -79,7 +81,9 @@ def _kernel(
     SIZE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait(DEPENDENT)
     TILES: tl.constexpr = (SIZE + BLOCK - 1) // BLOCK
     i_row = (tl.program_id(0) // TILES).to(tl.int64)
     o = tl.program_id(0) % TILES * BLOCK + tl.arange(0, BLOCK)
@@ -88,6 +92,7 @@ def _kernel(
     b_gate = tl.load(p, mask=m, other=0.0).to(tl.float32)  # [BLOCK]
     b_up = tl.load(p + SIZE, mask=m, other=0.0).to(tl.float32)
     b_act = gate_of(b_gate, ACTIVATION)
+    start_next(DEPENDENT)
     tl.store(out_ptr + i_row * SIZE + o, (b_act * b_up).to(out_ptr.dtype.element_ty), mask=m)
 
 

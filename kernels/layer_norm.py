@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import dependent_launch, device
 from kernels.checks import FLOATS, check_dtype, check_last_stride, check_like, check_shape
+from kernels.dependent_launch import start_next, wait
 from kernels.device import cdiv
 from kernels.rms_norm import settings
 
@@ -92,6 +93,7 @@ def _kernel(
     eps,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     i_row = tl.program_id(0).to(tl.int64) * ROWS
     o_row = tl.arange(0, ROWS).to(tl.int64)[:, None]  # from i_row on
@@ -99,8 +101,9 @@ def _kernel(
     m_size = o < size
     m = m_size & (o_row < num_rows - i_row)
     p_x = x_ptr + i_row * x_stride
-    b_x = tl.load(p_x + (o_row * x_stride + o), mask=m, other=0.0)  # [ROWS, BLOCK]
     b_w = tl.load(weight_ptr + o, mask=m_size, other=0.0)  # [1, BLOCK]
+    wait(DEPENDENT)
+    b_x = tl.load(p_x + (o_row * x_stride + o), mask=m, other=0.0)  # [ROWS, BLOCK]
     o_out = o_row * size + o
     if residual_ptr is not None:
         p_residual = residual_ptr + i_row * residual_stride
@@ -113,6 +116,7 @@ def _kernel(
     b_out = b_centred * tl.rsqrt(b_variance + eps)[:, None] * b_w.to(tl.float32)
     if bias_ptr is not None:
         b_out += tl.load(bias_ptr + o, mask=m_size, other=0.0).to(tl.float32)
+    start_next(DEPENDENT)
     tl.store(out_ptr + i_row * size + o_out, b_out.to(b_x.dtype), mask=m)
 
 
@@ -145,6 +149,7 @@ def _launch(
         size=size,
         eps=eps,
         **tile,
+        **dependent_launch.options(x.device),
     )
 
 

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import cpu, device
+from kernels import cpu, dependent_launch, device
 from kernels.checks import FLOATS, check_dtype, check_last_stride, check_like, check_shape
+from kernels.dependent_launch import start_next, wait
 from kernels.device import cdiv, next_power_of_2
 
 
@@ -104,6 +105,7 @@ def _kernel(
     UNIT_OFFSET: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     i_row = tl.program_id(0).to(tl.int64) * ROWS
     o_row = tl.arange(0, ROWS).to(tl.int64)[:, None]  # from i_row on
@@ -111,8 +113,9 @@ def _kernel(
     m_size = o < size
     m = m_size & (o_row < num_rows - i_row)
     p_x = x_ptr + i_row * x_stride
-    b_x = tl.load(p_x + (o_row * x_stride + o), mask=m, other=0.0)  # [ROWS, BLOCK]
     b_w = tl.load(weight_ptr + o, mask=m_size, other=0.0)  # [1, BLOCK]
+    wait(DEPENDENT)
+    b_x = tl.load(p_x + (o_row * x_stride + o), mask=m, other=0.0)  # [ROWS, BLOCK]
     o_out = o_row * size + o
     if ADD:
         p_residual = residual_ptr + i_row * residual_stride
@@ -125,6 +128,7 @@ def _kernel(
         b_out = b_normed * (1.0 + b_w.to(tl.float32))
     else:
         b_out = b_normed.to(b_w.dtype) * b_w
+    start_next(DEPENDENT)
     tl.store(out_ptr + i_row * size + o_out, b_out.to(b_x.dtype), mask=m)
 
 
@@ -173,6 +177,7 @@ def _launch(
         ADD=residual is not None,
         UNIT_OFFSET=unit_offset,
         **tile,
+        **dependent_launch.options(x.device),
     )
 
 

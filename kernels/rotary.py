@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import cpu, device
+from kernels import cpu, dependent_launch, device
 from kernels.attention.paged_cache import FP8, check_caches, check_scale
 from kernels.checks import (
     FLOATS,
@@ -141,6 +141,7 @@ def rotary_and_cache(
         INTERLEAVED=interleaved,
         NATIVE=device.converts_fp8(query.device),
         **tiles,
+        **dependent_launch.options(query.device),
     )
     return out
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import start_next, wait
 from kernels.device import next_power_of_2
 from kernels.e4m3 import to_e4m3
 
@@ -202,7 +203,10 @@ def rotary_kernel(
     HALF: tl.constexpr,
     REST: tl.constexpr,
     DIM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait(DEPENDENT)
+    start_next(DEPENDENT)
     i_tile = tl.program_id(0)
     i_key = i_tile - tl.cdiv(num_tokens, ROWS // BH) * tl.cdiv(H, BH)
     i_value = i_key - tl.cdiv(num_tokens, ROWS // BHKV) * tl.cdiv(HKV, BHKV)

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import dependent_launch, device
 from kernels.cpu.activation import Activation
+from kernels.dependent_launch import start_next, wait
 from kernels.device import cdiv, next_power_of_2
 from kernels.gated_activation import gate_of, gated_activation
 from kernels.gated_activation import reference as gated_reference
@@ -95,6 +96,7 @@ def _launch(
         K=depth,
         ACTIVATION=activation,
         **tile,
+        **dependent_launch.options(x.device),
     )
     return out
 
@@ -110,7 +112,9 @@ def _kernel(
     ACTIVATION: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    start_next(DEPENDENT)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     o_k = tl.arange(0, BLOCK_K)[None, :]
     m_n = o_n < N
@@ -122,6 +126,7 @@ def _kernel(
     b_w = tl.load(p_w, mask=m_w, other=0.0)
     if ACTIVATION is not None:
         b_up = tl.load(p_up, mask=m_w, other=0.0)
+    wait(DEPENDENT)
     for i_k in range(0, K, BLOCK_K):
         b_x = tl.load(x_ptr + i_k + o_k, mask=i_k + o_k < K, other=0.0).to(tl.float32)
         # The next block is on the way while this one is multiplied; there is none behind the last.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import device
+from kernels import dependent_launch, device
 from kernels.attention.paged_cache import (
     BLOCK_SIZES,
     FP8,
@@ -201,6 +201,7 @@ def _launch(
         CONVERTS=device.converts_fp8(query.device),
         FAN_IN=FAN_IN,
         **tiles,
+        **dependent_launch.options(query.device),
     )
 
 

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from kernels.attention.split_merge import merge_when_last
 from kernels.attention.split_plan import FAN_IN, PROGRAMS_PER_SM
+from kernels.dependent_launch import start_next, wait
 from kernels.device import next_power_of_2
 
 # Bytes per tile of keys, or of values; `settings` gives the reason.
@@ -50,7 +51,9 @@ def decode_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait(DEPENDENT)
     # Programs of the heads of one work item are adjacent, as their keys are in memory.
     i_head, i_work = tl.program_id(0), tl.program_id(1)
     p_item = work_items_ptr + i_work * 5
@@ -76,6 +79,7 @@ def decode_kernel(
         i_head, start, end, scale, soft_cap,
         HEAD_DIM, BLOCK_SIZE, CONVERTS, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
+    start_next(DEPENDENT)
     b_o *= value_scale
     if sink_ptr is not None:  # noqa: SIM102 - decided while compiling, the next one is not
         if i_work == first_work:

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import dependent_launch, device
 from kernels.checks import check_device, check_dtype, check_last_stride, check_output, check_shape
+from kernels.dependent_launch import fetch, start_next, wait
 from kernels.device import cdiv
 from kernels.quantized.coded_sum import add_block, scaled_sum
 from kernels.quantized.codes import BITS, Codes, unpack
@@ -70,6 +71,7 @@ def coded_linear(
         **weight.pointers(),
         **weight.constants(num_columns),
         **tile,
+        **dependent_launch.options(x.device),
     )
     return sum_parts(out, bias, x.dtype) if is_split else out[0]
 
@@ -106,6 +108,7 @@ def _kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BAND: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     BLOCK_K: tl.constexpr = HALVES * RUN
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -121,6 +124,9 @@ def _kernel(
     o_scale = o_n // ROWS * (K // GROUP)
     b_sum = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     first = i_part * NUM_BLOCKS
+    p_row = packed_ptr + tl.minimum(o_n, N - 1).to(tl.int64) * BYTES
+    fetch(p_row, first * RUN, BYTES, DEPENDENT)
+    wait(DEPENDENT)
     for i_block in range(first, tl.minimum(first + NUM_BLOCKS, BLOCKS)):
         m_w = m_n[:, None]
         if BYTES % RUN:
@@ -148,6 +154,7 @@ def _kernel(
     b_sum = scaled_sum(b_sum, scale_ptr, factor_ptr, o_scale, o_n, m_n, SCALES, GROUP == K)
     if bias_ptr is not None:
         b_sum += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
+    start_next(DEPENDENT)
     p_out = out_ptr + (i_part.to(tl.int64) * num_rows + o_m)[None, :] * N + o_n[:, None]
     tl.store(p_out, b_sum.to(out_ptr.dtype.element_ty), mask=m_n[:, None] & m_m[None, :])
 

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import dependent_launch, device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_output, check_shape
+from kernels.dependent_launch import fetch, start_next, wait
 from kernels.device import cdiv
 from kernels.e4m3 import FP8
 from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
@@ -85,6 +86,7 @@ def fp8_linear(
         IN_BLOCKS=weight_scale.shape[1] > 1,
         NUM_BLOCKS=in_each,
         **tile,
+        **dependent_launch.options(x.device),
     )
     return sum_parts(out, bias, dtype) if is_split else out[0]
 
@@ -124,6 +126,7 @@ def _kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BAND: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     i_m, i_n = tile_of(tl.program_id(0), num_rows, N, BLOCK_M, BLOCK_N, BAND)
     i_part = tl.program_id(1)
@@ -142,6 +145,9 @@ def _kernel(
     first = i_part * NUM_BLOCKS
     last = tl.minimum(first + NUM_BLOCKS, (K + BLOCK_K - 1) // BLOCK_K)
     b_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    p_row = weight_ptr + tl.minimum(o_n, N - 1).to(tl.int64) * K
+    fetch(p_row, first * BLOCK_K, K, DEPENDENT)
+    wait(DEPENDENT)
     for i_block in range(first, last):
         i_k = i_block * BLOCK_K
         m_x, m_w = m_m[:, None], m_n[:, None]
@@ -165,6 +171,7 @@ def _kernel(
             b_sum *= tl.load(p_w_scale)
     if bias_ptr is not None:
         b_sum += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
+    start_next(DEPENDENT)
     p_out = out_ptr + (i_part.to(tl.int64) * num_rows + o_m)[:, None] * N + o_n[None, :]
     tl.store(p_out, b_sum.to(out_ptr.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
 

@@ -11,9 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device, gated_activation
+from kernels import dependent_launch, device, gated_activation
 from kernels.checks import check_dtype, check_last_stride, check_shape
 from kernels.cpu.activation import ACTIVATIONS, Activation
+from kernels.dependent_launch import start_next, wait
 from kernels.device import next_power_of_2
 from kernels.e4m3 import FP8
 from kernels.gated_activation import gate_of
@@ -62,6 +63,7 @@ def gated_rows(
             ACTIVATION=activation,
             NATIVE=device.converts_fp8(gate_up.device),
             **tile,
+            **dependent_launch.options(gate_up.device),
         )
     return out, scales
 
@@ -79,7 +81,9 @@ def _kernel(
     ACTIVATION: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait(DEPENDENT)
     i_row = tl.program_id(0).to(tl.int64)
     o_group = tl.arange(0, BLOCK // GROUP)
     o = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [groups, GROUP]
@@ -90,6 +94,7 @@ def _kernel(
     b_x = gate_of(b_gate.to(tl.float32), ACTIVATION) * b_up
     b_x = b_x.to(b_gate.dtype).to(tl.float32)  # rounded as the activation alone is
     b_code, b_scale = quantize_tile(b_x, scale_ptr, NATIVE)
+    start_next(DEPENDENT)
     tl.store(out_ptr + i_row * SIZE + o, b_code, mask=m)
     tl.store(scales_ptr + i_row * SCALES + o_group, b_scale, mask=o_group < SCALES)
 

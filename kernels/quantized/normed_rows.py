@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import dependent_launch, device
 from kernels.checks import check_dtype, check_last_stride, check_like, check_shape
+from kernels.dependent_launch import start_next, wait
 from kernels.e4m3 import FP8
 from kernels.quantized import rows
 from kernels.quantized.gated_rows import settings
@@ -76,6 +77,7 @@ def normed_rows(
             UNIT_OFFSET=unit_offset,
             NATIVE=device.converts_fp8(x.device),
             **tile,
+            **dependent_launch.options(x.device),
         )
     return out, scales, total
 
@@ -98,13 +100,15 @@ def _kernel(
     UNIT_OFFSET: tl.constexpr,
     NATIVE: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     i_row = tl.program_id(0).to(tl.int64)
     o_group = tl.arange(0, BLOCK // GROUP)
     o = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]  # [groups, GROUP]
     m = o < SIZE
-    b_x = tl.load(x_ptr + i_row * x_stride + o, mask=m, other=0.0)
     b_w = tl.load(weight_ptr + o, mask=m, other=0.0)
+    wait(DEPENDENT)
+    b_x = tl.load(x_ptr + i_row * x_stride + o, mask=m, other=0.0)
     if residual_ptr is not None:
         b_x += tl.load(residual_ptr + i_row * residual_stride + o, mask=m, other=0.0)
         tl.store(total_ptr + i_row * SIZE + o, b_x, mask=m)
@@ -117,6 +121,7 @@ def _kernel(
         b_normed = b_normed.to(b_w.dtype) * b_w
     b_normed = b_normed.to(b_x.dtype).to(tl.float32)  # rounded as the norm alone is
     b_code, b_scale = quantize_tile(b_normed, scale_ptr, NATIVE)
+    start_next(DEPENDENT)
     tl.store(out_ptr + i_row * SIZE + o, b_code, mask=m)
     tl.store(scales_ptr + i_row * SCALES + o_group, b_scale, mask=o_group < SCALES)
 

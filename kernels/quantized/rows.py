@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import device
+from kernels import dependent_launch, device
 from kernels.checks import (
     FLOATS,
     check_contiguous,
@@ -20,6 +20,7 @@ from kernels.checks import (
     check_last_stride,
     check_shape,
 )
+from kernels.dependent_launch import start_next, wait
 from kernels.device import cdiv
 from kernels.e4m3 import FP8, FP8_MAX, to_e4m3
 from kernels.rms_norm import settings
@@ -58,6 +59,7 @@ def quantize_rows(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tenso
             size=size,
             NATIVE=device.converts_fp8(x.device),
             **tile,
+            **dependent_launch.options(x.device),
         )
     return out, scales
 
@@ -83,7 +85,9 @@ def _kernel(
     NATIVE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait(DEPENDENT)
     i_row = tl.program_id(0).to(tl.int64) * ROWS
     o_row = tl.arange(0, ROWS).to(tl.int64)  # from i_row on
     o = tl.arange(0, BLOCK)[None, :]
@@ -92,6 +96,7 @@ def _kernel(
     p_x = x_ptr + i_row * x_stride + (o_row[:, None] * x_stride + o)
     b_x = tl.load(p_x, mask=m, other=0.0).to(tl.float32)  # [ROWS, BLOCK]
     b_code, b_scale = quantize_tile(b_x, scale_ptr, NATIVE)
+    start_next(DEPENDENT)
     tl.store(out_ptr + i_row * size + (o_row[:, None] * size + o), b_code, mask=m)
     tl.store(scales_ptr + i_row + o_row, b_scale, mask=m_row)
 

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import dependent_launch
+from kernels.dependent_launch import start_next, wait
 from kernels.device import cdiv
 
 MOST_SPLIT = 64  # rows of a product whose depth is split
@@ -62,6 +64,7 @@ def sum_parts(parts: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         PARTS=count,
         BLOCK=_BLOCK,
         num_warps=4,
+        **dependent_launch.options(parts.device),
     )
     return out
 
@@ -75,7 +78,9 @@ def _kernel(
     N: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
+    wait(DEPENDENT)
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m = o < size
     b_sum = tl.zeros([BLOCK], tl.float32)
@@ -83,4 +88,5 @@ def _kernel(
         b_sum += tl.load(parts_ptr + i_part * size + o, mask=m, other=0.0)
     if bias_ptr is not None:
         b_sum += tl.load(bias_ptr + o % N, mask=m, other=0.0).to(tl.float32)
+    start_next(DEPENDENT)
     tl.store(out_ptr + o, b_sum.to(out_ptr.dtype.element_ty), mask=m)
