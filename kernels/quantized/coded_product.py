@@ -2,7 +2,8 @@
 
 The weight is the left operand, and what is computed is the transposed result: matrix instructions
 of Hopper take their left operand from registers, and as few as 8 columns of the right one, which
-few tokens fill. Of few rows the depth is split (`kernels.quantized.splits`).
+few tokens fill. Of few rows the depth is split (`kernels.quantized.splits`); one row is multiplied
+without matrix instructions (`kernels.quantized.coded_row`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kernels import dependent_launch, device
 from kernels.checks import check_device, check_dtype, check_last_stride, check_output, check_shape
 from kernels.dependent_launch import fetch, start_next, wait
 from kernels.device import cdiv
+from kernels.quantized.coded_row import coded_row, takes
 from kernels.quantized.coded_sum import add_block, scaled_sum
 from kernels.quantized.codes import BITS, Codes, unpack
 from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
@@ -27,8 +29,9 @@ def coded_linear(
 ) -> Tensor:
     """Return `x` W^T + bias, summed in float32 and rounded once.
 
-    Values of codes are rounded to the type of `x`, which is exact for integers of 8 bits and FP8.
-    Their scales multiply sums, but with many rows the values, which are rounded then.
+    Values of codes are rounded to the type of `x`, which is exact for integers of 8 bits and FP8,
+    except for one row. Their scales multiply sums, but with many rows the values, which are rounded
+    then.
 
     Args:
         x: bfloat16 or float16 [M, K], rows contiguous.
@@ -45,6 +48,8 @@ def coded_linear(
     _check(x, weight, bias)
     if not device.runs_triton(x):
         return reference(x, weight, bias).to(x.dtype)
+    if not invariant and takes(x, weight):
+        return coded_row(x, weight, bias)
     (num_rows, depth), num_columns = x.shape, len(weight.packed)
     limits = device.limits(x.device)
     tile = settings(num_rows, limits.shared_memory, invariant=invariant)

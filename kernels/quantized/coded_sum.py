@@ -54,7 +54,7 @@ def add_block(
         if GROUP == K:
             b_sum = tl.dot(b_w, tl.trans(b_x), b_sum)
         else:
-            b_scale = _scale(scale_ptr + o_group, m_scale, SCALES)[:, None]
+            b_scale = scale_of(scale_ptr + o_group, m_scale, SCALES)[:, None]
             # Those of few rows multiply sums, of which there are fewer than weights in a tile.
             if b_x.shape[0] <= 64:
                 b_sum += tl.dot(b_w, tl.trans(b_x)) * b_scale
@@ -77,14 +77,14 @@ def scaled_sum(
 ):
     """Return the sum [N, M] times the scale of all inputs and the factor of each row."""
     if OF_ALL:
-        b_sum *= _scale(scale_ptr + o_scale, m_n, SCALES)[:, None]
+        b_sum *= scale_of(scale_ptr + o_scale, m_n, SCALES)[:, None]
     if factor_ptr is not None:
         b_sum *= tl.load(factor_ptr + o_n, mask=m_n, other=0.0)[:, None]
     return b_sum
 
 
 @triton.jit
-def _scale(p_scale, m_scale, SCALES: tl.constexpr):
+def scale_of(p_scale, m_scale, SCALES: tl.constexpr):
     """Return scales in float32; those of 8 bits are bytes."""
     b_scale = tl.load(p_scale, mask=m_scale, other=0)
     if SCALES == "e4m3":
