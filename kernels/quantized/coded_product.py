@@ -18,7 +18,7 @@ from kernels.checks import check_device, check_dtype, check_last_stride, check_o
 from kernels.dependent_launch import fetch, start_next, wait
 from kernels.device import cdiv
 from kernels.quantized.coded_row import coded_row, takes
-from kernels.quantized.coded_sum import add_block, scaled_sum
+from kernels.quantized.coded_sum import add_block, load_scales, scaled_sum
 from kernels.quantized.codes import BITS, Codes, unpack
 from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
 from kernels.quantized.tiles import tile_of
@@ -52,11 +52,12 @@ def coded_linear(
         return coded_row(x, weight, bias)
     (num_rows, depth), num_columns = x.shape, len(weight.packed)
     limits = device.limits(x.device)
-    tile = settings(num_rows, limits.shared_memory, invariant=invariant)
+    tile = settings(num_rows, weight, limits, invariant=invariant)
     halves = 8 // BITS[weight.kind]
     tiles_n = cdiv(num_columns, tile["BLOCK_N"])
     num_blocks = cdiv(depth, halves * weight.run)
-    splits = plan_splits(tiles_n, num_blocks, limits.num_sms)
+    per_sm = 4 if tile["BLOCK_M"] == 16 else 2  # of few rows sums of parts are small
+    splits = plan_splits(tiles_n, num_blocks, limits.num_sms, per_sm)
     is_split = not invariant and num_rows <= MOST_SPLIT and splits.num_parts > 1
     num_parts, in_each = splits if is_split else (1, num_blocks)
     out = torch.empty(
@@ -117,7 +118,9 @@ def _kernel(
 ):
     BLOCK_K: tl.constexpr = HALVES * RUN
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    BYTES: tl.constexpr = BLOCKS * RUN if HALVES == 2 else K  # of a row
+    BYTES: tl.constexpr = BLOCKS * RUN  # of a row
+    # Of bytes in a word that is read: products need 16 inputs, of which each has every other one.
+    SIZE: tl.constexpr = 2 if RUN >= 32 and BLOCK_M <= 64 else 1
     i_m, i_n = tile_of(tl.program_id(0), num_rows, N, BLOCK_M, BLOCK_N, BAND)
     i_part = tl.program_id(1)
     o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -125,37 +128,45 @@ def _kernel(
     o_k = tl.arange(0, RUN)
     m_m, m_n = o_m < num_rows, o_n < N
     p_x = x_ptr + o_m[:, None] * x_stride + o_k[None, :]
-    p_w = packed_ptr + o_n.to(tl.int64)[:, None] * BYTES + o_k[None, :]
+    p_row = packed_ptr + tl.minimum(o_n, N - 1).to(tl.int64) * BYTES
+    p_w = p_row.to(tl.pointer_type(tl.int16)) if SIZE == 2 else p_row
+    p_w = p_w[:, None] + tl.arange(0, RUN // SIZE)[None, :]
     o_scale = o_n // ROWS * (K // GROUP)
     b_sum = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     first = i_part * NUM_BLOCKS
-    p_row = packed_ptr + tl.minimum(o_n, N - 1).to(tl.int64) * BYTES
     fetch(p_row, first * RUN, BYTES, DEPENDENT)
+    # Weights alone are read before the end of the kernel before this one, which writes x.
+    b_scale, b_shift, b_last_scale, b_last_shift = load_scales(
+        first * BLOCK_K, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES, HALVES, RUN
+    )
     wait(DEPENDENT)
     for i_block in range(first, tl.minimum(first + NUM_BLOCKS, BLOCKS)):
-        m_w = m_n[:, None]
-        if BYTES % RUN:
-            m_w = m_w & (i_block * RUN + o_k < BYTES)[None, :]
-        b_code = tl.load(p_w + i_block * RUN, mask=m_w, other=0)  # [BLOCK_N, RUN]
+        b_code = tl.load(p_w + i_block * (RUN // SIZE), mask=m_n[:, None], other=0)
+        i_next = (i_block + 1) * BLOCK_K
+        b_next_scale, b_next_shift, b_next_last_scale, b_next_last_shift = load_scales(
+            i_next, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES, HALVES, RUN
+        )
         b_sum = add_block(
             b_sum,
             b_code,
             p_x,
             m_m,
-            m_n,
             i_block * BLOCK_K,
-            scale_ptr,
+            b_scale,
+            b_shift,
+            b_last_scale,
+            b_last_shift,
             shift_ptr,
             table_ptr,
-            o_scale,
             K,
             GROUP,
             KIND,
-            SCALES,
             HALVES,
             RUN,
             NATIVE,
         )
+        b_scale, b_shift = b_next_scale, b_next_shift
+        b_last_scale, b_last_shift = b_next_last_scale, b_next_last_shift
     b_sum = scaled_sum(b_sum, scale_ptr, factor_ptr, o_scale, o_n, m_n, SCALES, GROUP == K)
     if bias_ptr is not None:
         b_sum += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]
@@ -164,23 +175,36 @@ def _kernel(
     tl.store(p_out, b_sum.to(out_ptr.dtype.element_ty), mask=m_n[:, None] & m_m[None, :])
 
 
-def settings(num_rows: int, shared_memory: int, *, invariant: bool = False) -> dict[str, int]:
+def settings(
+    num_rows: int, weight: Codes, limits: device.DeviceLimits, *, invariant: bool = False
+) -> dict[str, int]:
     """Return tile sizes, warps and stages for a number of rows.
 
-    Up to 64 rows are bound by reading the weight: tiles of 64 of its rows, the fewest that a matrix
-    instruction of Hopper takes. Of many rows a tile is two warpgroups' of 128 x 128 sums, with up
-    to 35 KiB on the way per stage.
+    Up to 64 rows are bound by reading the weight, and by widening it: tiles of 128 of its rows,
+    which share what is loaded of x. Runs of fewer than 64 inputs are short for the instructions of
+    warpgroups, whose sums are waited for: of few rows two warps use those of warps. With 64 rows,
+    and with tables, which are read through shared memory, 128 would take too many registers. Of
+    many rows a tile is two warpgroups' of 128 x 128 sums, with up to 35 KiB on the way per stage.
 
     Args:
-        shared_memory: bytes that a program may have.
         invariant: return the same for any number of rows.
     """
-    if num_rows <= MOST_SPLIT or invariant:
-        rows = 16 if num_rows <= 16 and not invariant else 64
-        tile = {"BLOCK_M": rows, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4}
-    else:
-        stages = 3 if shared_memory > 2**17 else 2
+    is_short = weight.run < 64
+    if num_rows > MOST_SPLIT and not invariant:
+        stages = 3 if limits.shared_memory > 2**17 else 2
         tile = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": stages}
+    elif num_rows <= 16 and not invariant:
+        tile = {"BLOCK_M": 16, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
+        if is_short:
+            tile |= {"BLOCK_N": 32, "num_warps": 2, "num_stages": 4}
+        elif weight.kind == "table4":
+            tile |= {"BLOCK_N": 64, "num_stages": 4}
+    else:
+        tile = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4}
+        if is_short or weight.kind == "table4":
+            tile |= {"BLOCK_N": 64}
+        elif limits.capability < (9, 0):  # which keeps x in registers too
+            tile |= {"num_warps": 8}
     return {"BAND": 8, **tile}
 
 

@@ -6,7 +6,60 @@ import triton
 import triton.language as tl
 
 from kernels.e4m3 import from_e4m3
-from kernels.quantized.widen import widen_e2m1, widen_e4m3, widen_int4
+from kernels.quantized.widen import widen_e2m1, widen_e4m3, widen_int4, widen_words
+
+
+@triton.jit
+def load_scales(
+    i_k,
+    m_n,
+    scale_ptr,
+    shift_ptr,
+    o_scale,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    HALVES: tl.constexpr,
+    RUN: tl.constexpr,
+):
+    """Return the scales and shifts [N] in float32 of the block of HALVES * RUN inputs from `i_k`.
+
+    To be called a block ahead, since they come from memory while it waits. Scales of all inputs are
+    for `scaled_sum`.
+
+    Returns:
+        Scales and shifts of the first run, and of the last one.
+    """
+    b_scale, b_shift = _scales_at(i_k, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES)
+    b_last_scale, b_last_shift = b_scale, b_shift
+    if GROUP % (HALVES * RUN):
+        b_last_scale, b_last_shift = _scales_at(
+            i_k + (HALVES - 1) * RUN, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES
+        )
+    return b_scale, b_shift, b_last_scale, b_last_shift
+
+
+@triton.jit
+def _scales_at(
+    i_k,
+    m_n,
+    scale_ptr,
+    shift_ptr,
+    o_scale,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+):
+    # Those of all inputs are of any block, also behind the last one.
+    o_group = o_scale + (0 if GROUP == K else i_k // GROUP)
+    m = m_n if GROUP == K else m_n & (tl.full(m_n.shape, i_k, tl.int32) < K)
+    b_scale = tl.full(m_n.shape, 1.0, tl.float32)
+    if GROUP != K:
+        b_scale = scale_of(scale_ptr + o_group, m, SCALES)
+    b_shift = tl.zeros(m_n.shape, tl.float32)
+    if shift_ptr is not None:
+        b_shift = tl.load(shift_ptr + o_group, mask=m, other=0).to(tl.float32)
+    return b_scale, b_shift
 
 
 @triton.jit
@@ -15,16 +68,16 @@ def add_block(
     b_code,
     p_x,
     m_m,
-    m_n,
     i_k,
-    scale_ptr,
+    b_scale,
+    b_shift,
+    b_last_scale,
+    b_last_shift,
     shift_ptr,
     table_ptr,
-    o_scale,
     K: tl.constexpr,
     GROUP: tl.constexpr,
     KIND: tl.constexpr,
-    SCALES: tl.constexpr,
     HALVES: tl.constexpr,
     RUN: tl.constexpr,
     NATIVE: tl.constexpr,
@@ -32,36 +85,56 @@ def add_block(
     """Return `b_sum` [N, M] + W x^T of a block of HALVES * RUN inputs.
 
     Args:
-        b_code: uint8 [N, RUN].
+        b_code: uint8 [N, RUN] or int16 [N, RUN / 2].
         p_x: [M, RUN], where x begins, 16-bit floats.
-        m_m, m_n: [M] and [N], the rows that there are.
+        m_m: [M], the rows that there are.
         i_k: the first input of the block.
-        o_scale: [N], where the scales of rows begin; those of all inputs are for `scaled_sum`.
+        b_scale, b_shift, b_last_scale, b_last_shift: as `load_scales` returns them.
     """
+    SCALED: tl.constexpr = GROUP != K
+    WHOLE: tl.constexpr = GROUP % (HALVES * RUN) == 0
+    # Scales of few rows multiply sums, of which there are fewer than weights in a tile.
+    OF_SUMS: tl.constexpr = SCALED and p_x.shape[0] <= 64
     o_k = tl.arange(0, RUN)
+    b_part = tl.zeros_like(b_sum) if OF_SUMS else b_sum
     for i_half in tl.static_range(HALVES):
         i_run = i_k + i_half * RUN
-        m_x, m_scale = m_m[:, None], m_n
+        m_x = m_m[:, None]
         if K % (HALVES * RUN):
             m_x = m_x & (i_run + o_k < K)[None, :]
-            m_scale = m_scale & (tl.full([b_code.shape[0]], i_run, tl.int32) < K)
         b_x = tl.load(p_x + i_run, mask=m_x, other=0.0)
-        o_group = o_scale + i_run // GROUP
-        b_shift = tl.zeros([b_code.shape[0]], tl.float32)
-        if shift_ptr is not None:
-            b_shift = tl.load(shift_ptr + o_group, mask=m_scale, other=0).to(tl.float32)
-        b_w = _widen(b_code, b_shift, shift_ptr, table_ptr, KIND, i_half, b_x.dtype, NATIVE)
-        if GROUP == K:
-            b_sum = tl.dot(b_w, tl.trans(b_x), b_sum)
+        b_its_scale, b_its_shift = b_scale, b_shift
+        if i_half > 0:
+            b_its_scale, b_its_shift = b_last_scale, b_last_shift
+        if b_code.dtype == tl.int16:
+            b_even, b_odd = tl.split(tl.reshape(b_x, [p_x.shape[0], RUN // 2, 2]))
+            b_w = _widen(
+                b_code, b_its_shift, shift_ptr, table_ptr, KIND, HALVES, i_half, b_x.dtype, NATIVE
+            )
+            b_part = tl.dot(b_w, tl.trans(b_even), b_part)
+            b_w = _widen(
+                b_code,
+                b_its_shift,
+                shift_ptr,
+                table_ptr,
+                KIND,
+                HALVES,
+                i_half + HALVES,
+                b_x.dtype,
+                NATIVE,
+            )
+            b_part = tl.dot(b_w, tl.trans(b_odd), b_part)
         else:
-            b_scale = scale_of(scale_ptr + o_group, m_scale, SCALES)[:, None]
-            # Those of few rows multiply sums, of which there are fewer than weights in a tile.
-            if b_x.shape[0] <= 64:
-                b_sum += tl.dot(b_w, tl.trans(b_x)) * b_scale
-            else:
-                b_w = (b_w.to(tl.float32) * b_scale).to(b_x.dtype)
-                b_sum = tl.dot(b_w, tl.trans(b_x), b_sum)
-    return b_sum
+            b_w = _widen(
+                b_code, b_its_shift, shift_ptr, table_ptr, KIND, HALVES, i_half, b_x.dtype, NATIVE
+            )
+            if SCALED and not OF_SUMS:
+                b_w = (b_w.to(tl.float32) * b_its_scale[:, None]).to(b_x.dtype)
+            b_part = tl.dot(b_w, tl.trans(b_x), b_part)
+        if OF_SUMS and (not WHOLE or i_half == HALVES - 1):
+            b_sum += b_part * b_its_scale[:, None]
+            b_part = tl.zeros_like(b_sum)
+    return b_sum if OF_SUMS else b_part
 
 
 @triton.jit
@@ -103,13 +176,23 @@ def _widen(
     shift_ptr,
     table_ptr,
     KIND: tl.constexpr,
-    HALF: tl.constexpr,
+    HALVES: tl.constexpr,
+    PLACE: tl.constexpr,
     DTYPE: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Return the values of codes plus their shifts, in DTYPE."""
+    """Return the values of codes at PLACE in bytes or words plus their shifts, in DTYPE."""
     IS_WHOLE: tl.constexpr = shift_ptr is None or shift_ptr.dtype.element_ty == tl.int8
-    if KIND == "e4m3":
+    IN_WORDS: tl.constexpr = b_code.dtype == tl.int16
+    IN_PAIRS: tl.constexpr = (
+        IN_WORDS and NATIVE and KIND != "int8" and KIND != "table4" and (KIND != "int4" or IS_WHOLE)
+    )
+    HALF: tl.constexpr = 0 if IN_WORDS else PLACE
+    if IN_WORDS and not IN_PAIRS:
+        b_code = ((b_code >> 8 // HALVES * PLACE) & (2 ** (8 // HALVES) - 1)).to(tl.uint8)
+    if IN_PAIRS:
+        b_w = widen_words(b_code, b_shift, KIND, PLACE, DTYPE)
+    elif KIND == "e4m3":
         b_w = widen_e4m3(b_code, DTYPE, NATIVE)
     elif KIND == "e2m1":
         b_w = widen_e2m1(b_code, HALF, DTYPE, NATIVE)

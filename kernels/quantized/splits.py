@@ -20,7 +20,7 @@ from kernels.dependent_launch import start_next, wait
 from kernels.device import cdiv
 
 MOST_SPLIT = 64  # rows of a product whose depth is split
-_MOST = 16
+_MOST = 8
 _FEWEST_BLOCKS = 4  # of a part: as many as are on the way at once
 _BLOCK = 1024
 
@@ -32,13 +32,13 @@ class Splits(NamedTuple):
     num_blocks: int
 
 
-def plan_splits(num_tiles: int, num_blocks: int, num_sms: int) -> Splits:
-    """Return in how many parts `num_blocks` blocks are summed, for two programs on each SM.
+def plan_splits(num_tiles: int, num_blocks: int, num_sms: int, per_sm: int = 2) -> Splits:
+    """Return in how many parts `num_blocks` blocks are summed, for `per_sm` programs on each SM.
 
     Args:
         num_tiles: of the result.
     """
-    count = max(1, min(2 * num_sms // num_tiles, num_blocks // _FEWEST_BLOCKS, _MOST))
+    count = max(1, min(per_sm * num_sms // num_tiles, num_blocks // _FEWEST_BLOCKS, _MOST))
     in_each = cdiv(num_blocks, count)
     return Splits(cdiv(num_blocks, in_each), in_each)
 

@@ -115,4 +115,5 @@ def test_codes(name: str, tokens: int, gpu: str) -> None:
         assert found[0].registers <= 168  # 12 warps share an SM
         assert found[0].shared <= 128  # of the sums of 4 warps: no others move between threads
     else:
-        assert found[0].matrix == UNITS.get(gpu, "mma")
+        is_short = weight.run < 64 and tokens <= 16  # for instructions of warpgroups
+        assert found[0].matrix == ("mma" if is_short else UNITS.get(gpu, "mma"))
