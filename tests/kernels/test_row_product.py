@@ -86,4 +86,5 @@ def test_a_thread_has_16_bytes_of_the_weight_on_the_way(monkeypatch: pytest.Monk
     monkeypatch.setattr(device, "INTERPRETED", False)
     assert settings(4864) == {"BLOCK_N": 1, "BLOCK_K": 1024, "num_warps": 4}
     assert settings(896) == {"BLOCK_N": 1, "BLOCK_K": 1024, "num_warps": 4}
+    assert settings(14336) == {"BLOCK_N": 1, "BLOCK_K": 2048, "num_warps": 8}
     assert settings(8) == {"BLOCK_N": 1, "BLOCK_K": 8, "num_warps": 1}
