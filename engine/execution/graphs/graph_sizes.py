@@ -10,7 +10,7 @@ from typing import NamedTuple
 # Mixed steps: few tokens take as long as the weights take to be read, whatever their number is.
 _SPACING = 64
 _ALWAYS = 512  # tokens up to which mixed steps are captured for every model
-_MOST = 8192
+_MOST = 2048
 # The host needs about as long for a step besides launching its kernels.
 _HOST_S = 1e-3
 
@@ -66,9 +66,7 @@ def mixed_sizes(max_num_batched_tokens: int, time_step: Callable[[int], StepTime
     sizes = [
         *range(_SPACING, _ALWAYS, _SPACING),
         *range(_ALWAYS, 1024, 64),
-        *range(1024, 2048, 128),
-        *range(2048, 4096, 256),
-        *range(4096, _MOST, 512),
+        *range(1024, _MOST, 128),
     ]
     # Most steps with a prompt of many tokens use the whole budget: it gets a size of its own.
     sizes = [*(size for size in sizes if size < largest), largest]

@@ -47,7 +47,7 @@ def test_models_with_long_steps_are_captured_up_to_512_tokens(
 
 
 @given(budget=st.integers(1, 10_000), short_up_to=st.integers(0, 10_000), data=st.data())
-def test_short_steps_are_captured_up_to_8192_tokens_with_little_padding(
+def test_short_steps_are_captured_up_to_2048_tokens_with_little_padding(
     budget: int, short_up_to: int, data: st.DataObject
 ) -> None:
     timed: list[int] = []
@@ -57,13 +57,13 @@ def test_short_steps_are_captured_up_to_8192_tokens_with_little_padding(
         return SHORT if num_tokens <= short_up_to else LONG
 
     sizes = mixed_sizes(budget, time_step)
-    assert len(timed) <= 6, "start-up is not for measuring"
+    assert len(timed) <= 5, "start-up is not for measuring"
     assert sizes == sorted(set(sizes))
-    assert len(sizes) <= 40
-    assert sizes[-1] <= min(budget, 8192)
+    assert len(sizes) <= 25
+    assert sizes[-1] <= min(budget, 2048)
     assert all(size <= max(512, short_up_to) for size in sizes)
     everything = mixed_sizes(budget, lambda num_tokens: SHORT)
-    assert everything[-1] == min(budget, 8192)
+    assert everything[-1] == min(budget, 2048)
     assert sizes == [size for size in everything if size <= max(512, short_up_to)]
     num_tokens = data.draw(st.integers(1, everything[-1]))
     size = next_size(everything, num_tokens)
