@@ -52,10 +52,7 @@ def coded_kernel(
     GATED: tl.constexpr = ACTIVATION is not None
     PARTS: tl.constexpr = 2 if GATED else 1
     BLOCK_K: tl.constexpr = HALVES * RUN
-    BYTES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K * RUN  # of a row
-    # Of words, as in `coded_product`. Release 3.6 of Triton fails at those that are summed in place
-    # for Blackwell.
-    SIZE: tl.constexpr = 2 if RUN >= 32 and BLOCK_M <= 64 and GROUP != K else 1
+    BYTES: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K * RUN if HALVES == 2 else K  # of a row
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     i_band = tl.program_id(0) // (BAND * TILES_N)
     height = tl.minimum(num_blocks - i_band * BAND, BAND)
@@ -69,19 +66,20 @@ def coded_kernel(
         m_m, m_n = o_choice < num_choices, o_n < N
         o_row = expert * (PARTS * N) + o_n
         p_x = x_ptr + (o_choice // SHARED).to(tl.int64)[:, None] * x_stride + o_k[None, :]
-        p_row = packed_ptr + o_row * BYTES
-        p_w = p_row.to(tl.pointer_type(tl.int16)) if SIZE == 2 else p_row
-        p_w = p_w[:, None] + tl.arange(0, RUN // SIZE)[None, :]
+        p_w = packed_ptr + o_row[:, None] * BYTES + o_k[None, :]
         o_scale = o_row // ROWS * (K // GROUP)
         o_up = (o_row + N) // ROWS * (K // GROUP)
         b_sum = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         b_up = b_sum
         for i_k in range(0, K, BLOCK_K):
-            i_word = i_k // (HALVES * SIZE)
+            i_byte = i_k // HALVES
+            m_w = m_n[:, None]
+            if BYTES % RUN:
+                m_w = m_w & (i_byte + o_k < BYTES)[None, :]
             b_scale, b_shift, b_last_scale, b_last_shift = load_scales(
                 i_k, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES, HALVES, RUN
             )
-            b_code = tl.load(p_w + i_word, mask=m_n[:, None], other=0)  # [BLOCK_N, RUN // SIZE]
+            b_code = tl.load(p_w + i_byte, mask=m_w, other=0)  # [BLOCK_N, RUN]
             b_sum = add_block(
                 b_sum,
                 b_code,
@@ -105,7 +103,7 @@ def coded_kernel(
                 b_scale, b_shift, b_last_scale, b_last_shift = load_scales(
                     i_k, m_n, scale_ptr, shift_ptr, o_up, K, GROUP, SCALES, HALVES, RUN
                 )
-                b_code = tl.load(p_w + N * (BYTES // SIZE) + i_word, mask=m_n[:, None], other=0)
+                b_code = tl.load(p_w + N * BYTES + i_byte, mask=m_w, other=0)
                 b_up = add_block(
                     b_up,
                     b_code,

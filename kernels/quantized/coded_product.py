@@ -56,7 +56,8 @@ def coded_linear(
     halves = 8 // BITS[weight.kind]
     tiles_n = cdiv(num_columns, tile["BLOCK_N"])
     num_blocks = cdiv(depth, halves * weight.run)
-    per_sm = 4 if tile["BLOCK_M"] == 16 else 2  # of few rows sums of parts are small
+    # Sums of parts are small of few rows.
+    per_sm = 4 if tile["IN_WORDS"] and tile["BLOCK_M"] == 16 else 2
     splits = plan_splits(tiles_n, num_blocks, limits.num_sms, per_sm)
     is_split = not invariant and num_rows <= MOST_SPLIT and splits.num_parts > 1
     num_parts, in_each = splits if is_split else (1, num_blocks)
@@ -114,13 +115,13 @@ def _kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BAND: tl.constexpr,
+    IN_WORDS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     BLOCK_K: tl.constexpr = HALVES * RUN
     BLOCKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     BYTES: tl.constexpr = BLOCKS * RUN  # of a row
-    # Of bytes in a word that is read: products need 16 inputs, of which each has every other one.
-    SIZE: tl.constexpr = 2 if RUN >= 32 and BLOCK_M <= 64 else 1
+    SIZE: tl.constexpr = 2 if IN_WORDS else 1  # bytes that are read together
     i_m, i_n = tile_of(tl.program_id(0), num_rows, N, BLOCK_M, BLOCK_N, BAND)
     i_part = tl.program_id(1)
     o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -178,34 +179,34 @@ def _kernel(
 def settings(
     num_rows: int, weight: Codes, limits: device.DeviceLimits, *, invariant: bool = False
 ) -> dict[str, int]:
-    """Return tile sizes, warps and stages for a number of rows.
+    """Return tile sizes, warps and stages for a number of rows, and whether words are read.
 
-    Up to 64 rows are bound by reading the weight, and by widening it: tiles of 128 of its rows,
-    which share what is loaded of x. Runs of fewer than 64 inputs are short for the instructions of
-    warpgroups, whose sums are waited for: of few rows two warps use those of warps. With 64 rows,
-    and with tables, which are read through shared memory, 128 would take too many registers. Of
-    many rows a tile is two warpgroups' of 128 x 128 sums, with up to 35 KiB on the way per stage.
+    Up to 64 rows are bound by reading the weight: tiles of 64 of its rows, the fewest that a matrix
+    instruction of Hopper takes. Of many rows a tile is two warpgroups' of 128 x 128 sums, with up
+    to 35 KiB on the way per stage.
+
+    Integers of 4 bits are bound by widening them, too. They are read as words of 16 bits, whose
+    codes are pairs where they lie; products need 16 inputs, of which each has every other one.
+    Tiles of 128 rows share what is loaded of x. Groups of fewer than 64 inputs are short for the
+    instructions of warpgroups, whose sums are waited for: of few rows two warps use those of warps.
 
     Args:
         invariant: return the same for any number of rows.
     """
-    is_short = weight.run < 64
     if num_rows > MOST_SPLIT and not invariant:
         stages = 3 if limits.shared_memory > 2**17 else 2
         tile = {"BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8, "num_stages": stages}
-    elif num_rows <= 16 and not invariant:
-        tile = {"BLOCK_M": 16, "BLOCK_N": 128, "num_warps": 4, "num_stages": 3}
-        if is_short:
-            tile |= {"BLOCK_N": 32, "num_warps": 2, "num_stages": 4}
-        elif weight.kind == "table4":
-            tile |= {"BLOCK_N": 64, "num_stages": 4}
-    else:
-        tile = {"BLOCK_M": 64, "BLOCK_N": 128, "num_warps": 4, "num_stages": 4}
-        if is_short or weight.kind == "table4":
-            tile |= {"BLOCK_N": 64}
-        elif limits.capability < (9, 0):  # which keeps x in registers too
-            tile |= {"num_warps": 8}
-    return {"BAND": 8, **tile}
+        return {"BAND": 8, "IN_WORDS": False, **tile}
+    rows = 16 if num_rows <= 16 and not invariant else 64
+    tile = {"BLOCK_M": rows, "BLOCK_N": 64, "num_warps": 4, "num_stages": 4}
+    in_words = weight.kind == "int4" and weight.is_whole and weight.run >= 32
+    if in_words and weight.run < 64:
+        tile |= {"BLOCK_N": 32, "num_warps": 2} if rows == 16 else {}
+    elif in_words and rows == 16:
+        tile |= {"BLOCK_N": 128, "num_stages": 3}
+    elif in_words:  # before Hopper x is kept in registers too
+        tile |= {"BLOCK_N": 128, "num_warps": 4 if limits.capability >= (9, 0) else 8}
+    return {"BAND": 8, "IN_WORDS": in_words, **tile}
 
 
 def _check(x: Tensor, weight: Codes, bias: Tensor | None) -> None:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.e4m3 import from_e4m3
-from kernels.quantized.widen import widen_e2m1, widen_e4m3, widen_int4, widen_words
+from kernels.quantized.widen import widen_e2m1, widen_e4m3, widen_int4, widen_int4_words
 
 
 @triton.jit
@@ -85,7 +85,7 @@ def add_block(
     """Return `b_sum` [N, M] + W x^T of a block of HALVES * RUN inputs.
 
     Args:
-        b_code: uint8 [N, RUN] or int16 [N, RUN / 2].
+        b_code: uint8 [N, RUN]; or, of `int4` with shifts that are integers, int16 [N, RUN / 2].
         p_x: [M, RUN], where x begins, 16-bit floats.
         m_m: [M], the rows that there are.
         i_k: the first input of the block.
@@ -108,26 +108,12 @@ def add_block(
             b_its_scale, b_its_shift = b_last_scale, b_last_shift
         if b_code.dtype == tl.int16:
             b_even, b_odd = tl.split(tl.reshape(b_x, [p_x.shape[0], RUN // 2, 2]))
-            b_w = _widen(
-                b_code, b_its_shift, shift_ptr, table_ptr, KIND, HALVES, i_half, b_x.dtype, NATIVE
-            )
+            b_w = widen_int4_words(b_code, b_its_shift, i_half, b_x.dtype, NATIVE)
             b_part = tl.dot(b_w, tl.trans(b_even), b_part)
-            b_w = _widen(
-                b_code,
-                b_its_shift,
-                shift_ptr,
-                table_ptr,
-                KIND,
-                HALVES,
-                i_half + HALVES,
-                b_x.dtype,
-                NATIVE,
-            )
+            b_w = widen_int4_words(b_code, b_its_shift, i_half + 2, b_x.dtype, NATIVE)
             b_part = tl.dot(b_w, tl.trans(b_odd), b_part)
         else:
-            b_w = _widen(
-                b_code, b_its_shift, shift_ptr, table_ptr, KIND, HALVES, i_half, b_x.dtype, NATIVE
-            )
+            b_w = _widen(b_code, b_its_shift, shift_ptr, table_ptr, KIND, i_half, b_x.dtype, NATIVE)
             if SCALED and not OF_SUMS:
                 b_w = (b_w.to(tl.float32) * b_its_scale[:, None]).to(b_x.dtype)
             b_part = tl.dot(b_w, tl.trans(b_x), b_part)
@@ -176,23 +162,13 @@ def _widen(
     shift_ptr,
     table_ptr,
     KIND: tl.constexpr,
-    HALVES: tl.constexpr,
-    PLACE: tl.constexpr,
+    HALF: tl.constexpr,
     DTYPE: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Return the values of codes at PLACE in bytes or words plus their shifts, in DTYPE."""
+    """Return the values of codes plus their shifts, in DTYPE."""
     IS_WHOLE: tl.constexpr = shift_ptr is None or shift_ptr.dtype.element_ty == tl.int8
-    IN_WORDS: tl.constexpr = b_code.dtype == tl.int16
-    IN_PAIRS: tl.constexpr = (
-        IN_WORDS and NATIVE and KIND != "int8" and KIND != "table4" and (KIND != "int4" or IS_WHOLE)
-    )
-    HALF: tl.constexpr = 0 if IN_WORDS else PLACE
-    if IN_WORDS and not IN_PAIRS:
-        b_code = ((b_code >> 8 // HALVES * PLACE) & (2 ** (8 // HALVES) - 1)).to(tl.uint8)
-    if IN_PAIRS:
-        b_w = widen_words(b_code, b_shift, KIND, PLACE, DTYPE)
-    elif KIND == "e4m3":
+    if KIND == "e4m3":
         b_w = widen_e4m3(b_code, DTYPE, NATIVE)
     elif KIND == "e2m1":
         b_w = widen_e2m1(b_code, HALF, DTYPE, NATIVE)

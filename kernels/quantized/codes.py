@@ -66,6 +66,11 @@ class Codes(NamedTuple):
         """N."""
         return self.packed.shape[-2]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the values plus their shifts are integers, of integers."""
+        return self.shift is None or self.shift.dtype == torch.int8
+
     def constants(self, num_columns: int) -> dict[str, Any]:
         """Return what kernels are compiled for, of products with `num_columns` results."""
         return {

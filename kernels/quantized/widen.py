@@ -70,8 +70,9 @@ _BF16_E2M1_HIGH = tl.constexpr(_FLOATS.format(left=0, **_BF16_E2M1))
 _FP16_E2M1_LOW = tl.constexpr(_FLOATS.format(left=4, **_FP16_E2M1))
 _FP16_E2M1_HIGH = tl.constexpr(_FLOATS.format(left=0, **_FP16_E2M1))
 
-# Of codes in two words. The last bits of floats of 128 or 1024 are units, as above.
-_WORD_INTEGERS = """
+# Of codes in two words, at the same place. The last bits of floats of 128 or 1024 are units, as
+# above.
+_WORDS = """
 {{
 .reg .b32 codes, one;
 shr.b32 codes, $1, {right};
@@ -81,74 +82,38 @@ mov.b32 one, {one};
 fma.rn.{kind} $0, codes, one, $2;
 }}
 """
-_WORD_FLOATS = """
-{{
-.reg .b32 codes, sign, power, none;
-mov.b32 power, {power};
-mov.b32 none, 0x80008000;
-shl.b32 sign, $1, {left};
-and.b32 sign, sign, 0x80008000;
-{move} codes, $1, {count};
-and.b32 codes, codes, {fields};
-or.b32 codes, codes, sign;
-fma.rn.{kind} $0, codes, power, none;
-}}
-"""
-
-
-def _of_words(kind: str, place: int, is_bf16: bool) -> str:
-    """Return the assembly for the codes at a place of words, counted from the low bits on."""
-    if kind == "int4":
-        constants: dict[str, object] = {**(_BF16 if is_bf16 else _FP16)}
-        constants["unit"] = "0x43004300" if is_bf16 else "0x64006400"
-        return _WORD_INTEGERS.format(right=4 * place, **constants)
-    bits, of_types = {
-        "e2m1": (4, (_FP16_E2M1, _BF16_E2M1)),
-        "e4m3": (8, (_FP16_E4M3, _BF16_E4M3)),
-    }[kind]
-    constants = {**of_types[is_bf16]}
-    left = 16 - bits * (place + 1)
-    right = int(str(constants["shift"])) - left
-    move = "shr.b32" if right > 0 else "shl.b32"
-    return _WORD_FLOATS.format(left=left, move=move, count=abs(right), **constants)
-
-
-# By place; of float16 and of bfloat16.
-_INT4_WORDS = tl.constexpr([_of_words("int4", i // 2, bool(i % 2)) for i in range(8)])
-_E2M1_WORDS = tl.constexpr([_of_words("e2m1", i // 2, bool(i % 2)) for i in range(8)])
-_E4M3_WORDS = tl.constexpr([_of_words("e4m3", i // 2, bool(i % 2)) for i in range(4)])
+_BF16_WORDS = tl.constexpr(
+    [_WORDS.format(right=4 * place, **_BF16 | {"unit": "0x43004300"}) for place in range(4)]
+)
+_FP16_WORDS = tl.constexpr(
+    [_WORDS.format(right=4 * place, **_FP16 | {"unit": "0x64006400"}) for place in range(4)]
+)
 
 
 @triton.jit
-def widen_words(b_word, b_shift, KIND: tl.constexpr, PLACE: tl.constexpr, DTYPE: tl.constexpr):
-    """Return the values of a code of each word in DTYPE, exactly; of int4, less 8 plus shifts.
+def widen_int4_words(
+    b_word, b_shift, PLACE: tl.constexpr, DTYPE: tl.constexpr, NATIVE: tl.constexpr
+):
+    """Return codes - 8 + shifts, which are integers of at most 64, in DTYPE.
 
     Args:
-        b_word: int16 [N, K].
-        b_shift: float32 [N], integers of at most 64.
-        PLACE: index of the code in its word, from the low bits on.
+        b_word: int16 [N, K], four codes each, of which those at PLACE are widened, from the low
+            bits on.
+        b_shift: float32 [N].
     """
-    INDEX: tl.constexpr = 2 * PLACE + (1 if DTYPE.is_bf16() else 0)
-    if KIND == "int4":
+    if NATIVE:
         b_less = (b_shift - (136.0 if DTYPE.is_bf16() else 1032.0)).to(DTYPE)[:, None]
-        b_less = tl.broadcast_to(b_less, b_word.shape)
         b_value = tl.inline_asm_elementwise(
-            _INT4_WORDS[INDEX],
+            _BF16_WORDS[PLACE] if DTYPE.is_bf16() else _FP16_WORDS[PLACE],
             "=r,r,r",
-            [b_word, b_less],
+            [b_word, tl.broadcast_to(b_less, b_word.shape)],
             dtype=tl.bfloat16 if DTYPE.is_bf16() else tl.float16,
             is_pure=True,
             pack=2,
         )
     else:
-        b_value = tl.inline_asm_elementwise(
-            _E2M1_WORDS[INDEX] if KIND == "e2m1" else _E4M3_WORDS[INDEX],
-            "=r,r",
-            [b_word],
-            dtype=tl.bfloat16 if DTYPE.is_bf16() else tl.float16,
-            is_pure=True,
-            pack=2,
-        )
+        b_code = (b_word >> 4 * PLACE) & 15
+        b_value = (b_code.to(tl.float32) + (b_shift - 8.0)[:, None]).to(DTYPE)
     return b_value
 
 
