@@ -1,15 +1,19 @@
 """Programmatic dependent launch (CUDA, since Hopper): programs of a kernel start while the kernel
 before it still runs, which hides their launch and what they do before they `wait`.
 
-A kernel that is launched with `options` calls `start_next` at its beginning, and `wait` before it
-reads what any kernel has written, or writes at all: weights alone are read before. Since every such
-kernel waits for the one before it, and all others start behind it, the end of the one before is
-the end of all before.
+A kernel that is launched with `options` calls `wait` before it reads what any kernel has written,
+or writes at all: parameters of the model alone are read before. Since every such kernel waits for
+the one before it, and all others start behind it, the end of the one before is the end of all
+before. Where it calls `start_next` is a matter of speed alone: before its last writes, so that
+programs that wait do not take the place of those that work; but at the beginning of the product of
+one row, behind which come kernels of few programs.
+
+Steps of one sequence take 6.6 % (0.5B), 3.2 % (1.5B) and 1.9 % (8B) less of an H200's time with it,
+those of 16 and 64 sequences 0.4 to 2.3 %: medians of replayed graphs, on 28 November 2026.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +26,6 @@ from kernels import device
 _LINE = tl.constexpr(128)  # bytes of a line of the L2 cache
 
 
-@cache
 def options(where: torch.device) -> dict[str, Any]:
     """Return what a launch on a device has to be given: the kernel's constant, and Triton's."""
     if device.INTERPRETED or device.limits(where).capability < (9, 0):

@@ -101,9 +101,9 @@ def _kernel(
     m_size = o < size
     m = m_size & (o_row < num_rows - i_row)
     p_x = x_ptr + i_row * x_stride
-    b_w = tl.load(weight_ptr + o, mask=m_size, other=0.0)  # [1, BLOCK]
-    wait(DEPENDENT)
+    wait(DEPENDENT)  # also for the weight, which may be that of the checkpoint and 1
     b_x = tl.load(p_x + (o_row * x_stride + o), mask=m, other=0.0)  # [ROWS, BLOCK]
+    b_w = tl.load(weight_ptr + o, mask=m_size, other=0.0)  # [1, BLOCK]
     o_out = o_row * size + o
     if residual_ptr is not None:
         p_residual = residual_ptr + i_row * residual_stride

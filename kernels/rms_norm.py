@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, unit_offset: bool = False
 
     Args:
         x: float [..., H]; the last dimension is contiguous.
-        weight: [H], contiguous, of the dtype of `x`.
+        weight: [H], contiguous, of the dtype of `x`; a parameter, which no kernel writes.
         eps: added to the mean square.
         unit_offset: Gemma's variant: scale by `1 + weight`, and round only after that.
 

@@ -27,7 +27,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
     Args:
         x: float [M, K].
-        weight: [N, K], contiguous, of the dtype of `x`.
+        weight: [N, K], contiguous, of the dtype of `x`; a parameter, which no kernel writes.
         bias: [N], contiguous, of that dtype, or None.
 
     Returns:
