@@ -20,6 +20,7 @@ from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.execution.devices import ResolvedConfig
 from engine.request.sampling_params import SamplingParams
+from kernels.quantized.coded_product import MOST_TILED
 from kernels.quantized.splits import MOST_SPLIT
 
 _PLAIN = SamplingParams(temperature=0)
@@ -66,10 +67,11 @@ def warm_up_steps(
     long = [length for length in long if length][: config.max_num_seqs]
     none = SamplingParams(temperature=1.0, logprobs=0, prompt_logprobs=0)
     yield padding_step(long, none, config.block_size, num_groups)
-    # Products of quantised weights have forms of up to 16 tokens, up to this, and more.
-    lengths = np.diff(np.linspace(0, min(MOST_SPLIT, sum(long)), len(long) + 1).astype(int))
-    lengths = lengths[lengths > 0]
-    yield padding_step(lengths.tolist(), _PLAIN, config.block_size, num_groups)
+    # Products of quantised weights have forms of up to 16 tokens, up to each of these, and more.
+    for num_tokens in (MOST_TILED, MOST_SPLIT):
+        lengths = np.diff(np.linspace(0, min(num_tokens, sum(long)), len(long) + 1).astype(int))
+        lengths = lengths[lengths > 0]
+        yield padding_step(lengths.tolist(), _PLAIN, config.block_size, num_groups)
     # One row has products of its own; the splits of decode rows are planned by powers of two.
     num_rows = 0
     while num_rows < config.max_num_seqs:

@@ -109,8 +109,13 @@ def test_codes(name: str, tokens: int, gpu: str) -> None:
         _empty(columns, dtype=torch.float32) if name == "nvfp4" else None,
     )
     found = compile_call(gpu, coded_linear, _empty(tokens, depth), weight, _empty(columns))
-    check(found)
-    if tokens == 1 and kind != "table4":
+    # For sm_100 ptxas puts two values on the stack, although half of the registers are free.
+    is_odd = (name, tokens, gpu) == ("nvfp4", 1, "sm_100")
+    check(found, stack=8 if is_odd else 0)
+    if kind == "table4" or tokens == 512:
+        assert [each.kernel for each in found] == ["_kernel"]
+        assert not found[0].matrix  # it writes the weight, which cuBLAS multiplies
+    elif tokens == 1:
         assert not found[0].matrix
         assert found[0].registers <= 168  # 12 warps share an SM
         assert found[0].shared <= 128  # of the sums of 4 warps: no others move between threads
