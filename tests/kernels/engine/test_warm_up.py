@@ -210,9 +210,10 @@ def test_nor_with_quantised_weights(
         _, folder = write_quantized(name, tmp_path, num_hidden_layers=1, head_dim=32)
         byte_level_tokenizer().save_pretrained(folder)
     fewer = {
-        "max_model_len": 80,
+        "hf_overrides": {"max_position_embeddings": 300},
+        "max_model_len": 300,
         "max_num_seqs": 1,
-        "max_num_batched_tokens": 80,
+        "max_num_batched_tokens": 300,
         "max_logprobs": 0,
         "swap_space": 0,
         "enforce_eager": True,
@@ -224,10 +225,11 @@ def test_nor_with_quantised_weights(
     products = "coded_product" if name is not None else "fp8_product"
     assert any(products in each for each in names(warm))
     with recorded_forms() as found:
-        for length in (70, 17, 1):
-            prompt = [5 + each for each in range(length)]
+        for length in (290, 70, 17, 1):
+            prompt = [5 + (length + each) % 150 for each in range(length)]  # no hit
             llm.generate([prompt], params({"max_tokens": 1}), use_tqdm=False)
     check_forms(found, warm)
+    assert any("dequantize" in each for each in names(found)) == (name is not None)
     rows = {text for text in found.values() if products in text}
     assert len(rows) >= 3, "few, some and many tokens"
 
