@@ -8,6 +8,8 @@ import triton.language as tl
 
 from kernels.gated_activation import gate_of
 
+LARGE_BLOCK = 128  # rows of a block of 16-bit floats, where experts have many
+
 
 # Not specialised on the numbers of rows and blocks: another batch must not recompile.
 @triton.jit(do_not_specialize=["num_choices", "num_blocks"])
@@ -103,7 +105,7 @@ def block_rows(
     """
     if not invariant and num_choices < 48 * num_experts:
         return 16
-    return 32 if dtype == torch.float32 else 128
+    return 32 if dtype == torch.float32 else LARGE_BLOCK
 
 
 def settings(dtype: torch.dtype, rows: int, *, gated: bool) -> dict[str, int]:

@@ -15,27 +15,43 @@ from kernels import device
 from kernels.device import cdiv, next_power_of_2
 from kernels.e4m3 import from_e4m3
 from kernels.quantized.coded_sum import scale_of
-from kernels.quantized.codes import Codes, unpack
+from kernels.quantized.codes import Codes, expert, unpack
 from kernels.quantized.widen import widen_e2m1
 
 
-def dequantize(weight: Codes, dtype: torch.dtype) -> Tensor:
-    """Return the weight [N, K], computed in float32 and rounded once to `dtype`."""
-    num_rows, depth = weight.num_columns, weight.depth
+def dequantize(weight: Codes, dtype: torch.dtype, *, halves: bool = False) -> Tensor:
+    """Return the weight [N, K], computed in float32 and rounded once to `dtype`.
+
+    Args:
+        weight: or those of several experts: then [E, N, K].
+        halves: write the rows of the first half to the even ones, the others to the odd ones, as
+            products of experts take gates and ups.
+    """
+    *experts, num_rows, num_bytes = weight.packed.shape
     if not device.runs_triton(weight.packed):
-        return unpack(weight).to(dtype)
-    out = torch.empty(num_rows, depth, dtype=dtype, device=weight.packed.device)
-    tile = settings(depth)
+        return _torch(weight, dtype, halves=halves)
+    shape = (*experts, num_rows, weight.depth)
+    out = torch.empty(shape, dtype=dtype, device=weight.packed.device)
+    tile = settings(weight.depth)
     constants = weight.constants(num_rows)
-    del constants["N"], constants["NATIVE"]
-    _kernel[(num_rows, cdiv(depth, tile["BLOCK"]))](
+    del constants["NATIVE"]
+    _kernel[(out.numel() // weight.depth, cdiv(weight.depth, tile["BLOCK"]))](
         out_ptr=out,
-        row_bytes=weight.packed.stride(0),
+        row_bytes=num_bytes,
+        INTERLEAVED=halves,
         **weight.pointers(),
         **constants,
         **tile,
     )
     return out
+
+
+def _torch(weight: Codes, dtype: torch.dtype, *, halves: bool) -> Tensor:
+    if weight.packed.dim() == 2:
+        rows = unpack(weight).to(dtype)
+        return torch.stack(rows.chunk(2), 1).flatten(0, 1) if halves else rows
+    each = (expert(weight, i) for i in range(len(weight.packed)))
+    return torch.stack([_torch(one, dtype, halves=halves) for one in each])
 
 
 @triton.jit
@@ -47,6 +63,7 @@ def _kernel(
     factor_ptr,
     out_ptr,
     row_bytes,
+    N: tl.constexpr,
     K: tl.constexpr,
     ROWS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -54,6 +71,7 @@ def _kernel(
     SCALES: tl.constexpr,
     HALVES: tl.constexpr,
     RUN: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     i_row = tl.program_id(0).to(tl.int64)
@@ -77,6 +95,9 @@ def _kernel(
     b_value *= scale_of(scale_ptr + o_group, m, SCALES)
     if factor_ptr is not None:
         b_value *= tl.load(factor_ptr + i_row)
+    if INTERLEAVED:
+        i_its = i_row % N  # of its expert
+        i_row += 2 * (i_its % (N // 2)) + i_its // (N // 2) - i_its
     tl.store(out_ptr + i_row * K + o_k, b_value.to(out_ptr.dtype.element_ty), mask=m)
 
 

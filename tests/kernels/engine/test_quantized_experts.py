@@ -111,8 +111,8 @@ def check_products(plain: Path, quantized: Path, tolerance: float = 2e-3) -> Non
     module = load(quantized, torch.float16)
     (stored,) = (each for each in module.modules() if isinstance(each, QuantizedExperts))
     num_experts, hidden_size, _ = floats.down.shape
-    # Of few tokens an expert has 16 rows, of more 128.
-    for num_tokens, invariant in ((5, False), (2, True)):
+    # Of few tokens an expert has blocks of 16 rows, of more 128; of many it is written out.
+    for num_tokens, invariant in ((5, False), (2, True), (24 * num_experts, False)):
         form = form_of_experts(stored, invariant=invariant)
         assert isinstance(form, CodedExperts)
         x = randn(num_tokens, hidden_size, dtype=torch.float16)

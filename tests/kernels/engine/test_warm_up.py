@@ -185,12 +185,14 @@ def test_nor_in_a_mixture_of_experts(stored: bool, tmp_path: Path) -> None:
         llm = LLM(str(folder), device=DEVICE.type, **settings)
         if device.INTERPRETED:
             llm._core._runner.warm_up()
-    kernel = "experts.coded_kernel" if stored else "experts.product_kernel"
-    assert {name.rpartition(".")[0] for name in names(warm)} >= {kernel}
+    kernels = {"experts.product_kernel"}  # stored ones are of few tokens, and written out of many
+    if stored:
+        kernels |= {"experts.coded_kernel", "quantized.dequantize"}
+    assert {name.rpartition(".")[0] for name in names(warm)} >= kernels
     with recorded_forms() as found:
         llm.generate(mixture.prompts, params({"max_tokens": 2}), use_tqdm=False)
     check_forms(found, warm)
-    rows = {text for text in found.values() if text.startswith(kernel)}
+    rows = [text for text in found.values() if ".product_kernel" in text or ".coded_k" in text]
     assert len(rows) == 4, "small and large blocks of both products"
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.quantized import coded_product
 from kernels.quantized.coded_product import MOST_TILED, coded_linear, reference
-from kernels.quantized.codes import Kind, pack, unpack
+from kernels.quantized.codes import Codes, Kind, expert, pack, stack, unpack
 from kernels.quantized.dequantize import dequantize
 from tests.kernels.quantized.test_coded_product import SHAPES, each_dtype, each_kind, weight_of
 from tests.kernels.support import DEVICE, assert_close, randn
@@ -38,6 +38,27 @@ def test_scales_of_8_bits_blocks_of_rows_and_factors(
     factor = torch.rand(24, generator=draw).to(DEVICE)
     codes = pack(steps, "e2m1", scale, factor=factor)
     assert torch.equal(dequantize(codes, dtype), unpack(codes).to(dtype))
+
+
+def _rows(codes: Codes, rows: slice) -> Codes:
+    shift = None if codes.shift is None else codes.shift[rows]
+    return codes._replace(packed=codes.packed[rows], scale=codes.scale[rows], shift=shift)
+
+
+@each_dtype
+@each_kind
+@pytest.mark.parametrize("halves", [False, True], ids=["plain", "gates and ups"])
+def test_experts(halves: bool, kind: Kind, dtype: torch.dtype) -> None:
+    whole, _ = weight_of(kind, 60, 192, 32)
+    codes = stack([_rows(whole, slice(i, i + 20)) for i in (0, 20, 40)])
+    found = dequantize(codes, dtype, halves=halves)
+    for i, one in enumerate(found):
+        rows = unpack(expert(codes, i)).to(dtype)
+        if halves:
+            assert torch.equal(one[::2], rows[:10])
+            assert torch.equal(one[1::2], rows[10:])
+        else:
+            assert torch.equal(one, rows)
 
 
 @each_dtype
