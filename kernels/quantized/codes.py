@@ -68,7 +68,7 @@ class Codes(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the values plus their shifts are integers, of integers."""
+        """Whether its shifts, if it has some, are integers."""
         return self.shift is None or self.shift.dtype == torch.int8
 
     def constants(self, num_columns: int) -> dict[str, Any]:
