@@ -76,7 +76,7 @@ def coded_kernel(
             m_w = m_n[:, None]
             if BYTES % RUN:
                 m_w = m_w & (i_byte + o_k < BYTES)[None, :]
-            b_scale, b_shift, b_last_scale, b_last_shift = load_scales(
+            scales = load_scales(
                 i_k, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES, HALVES, RUN
             )
             b_code = tl.load(p_w + i_byte, mask=m_w, other=0)  # [BLOCK_N, RUN]
@@ -86,10 +86,7 @@ def coded_kernel(
                 p_x,
                 m_m,
                 i_k,
-                b_scale,
-                b_shift,
-                b_last_scale,
-                b_last_shift,
+                scales,
                 shift_ptr,
                 table_ptr,
                 K,
@@ -100,7 +97,7 @@ def coded_kernel(
                 NATIVE,
             )
             if GATED:  # after the sum of the gates, which leaves more registers
-                b_scale, b_shift, b_last_scale, b_last_shift = load_scales(
+                scales = load_scales(
                     i_k, m_n, scale_ptr, shift_ptr, o_up, K, GROUP, SCALES, HALVES, RUN
                 )
                 b_code = tl.load(p_w + N * BYTES + i_byte, mask=m_w, other=0)
@@ -110,10 +107,7 @@ def coded_kernel(
                     p_x,
                     m_m,
                     i_k,
-                    b_scale,
-                    b_shift,
-                    b_last_scale,
-                    b_last_shift,
+                    scales,
                     shift_ptr,
                     table_ptr,
                     K,

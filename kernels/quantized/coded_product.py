@@ -145,14 +145,14 @@ def _kernel(
     first = i_part * NUM_BLOCKS
     fetch(p_row, first * RUN, BYTES, DEPENDENT)
     # Weights alone are read before the end of the kernel before this one, which writes x.
-    b_scale, b_shift, b_last_scale, b_last_shift = load_scales(
+    scales = load_scales(
         first * BLOCK_K, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES, HALVES, RUN
     )
     wait(DEPENDENT)
     for i_block in range(first, tl.minimum(first + NUM_BLOCKS, BLOCKS)):
         b_code = tl.load(p_w + i_block * (RUN // SIZE), mask=m_n[:, None], other=0)
         i_next = (i_block + 1) * BLOCK_K
-        b_next_scale, b_next_shift, b_next_last_scale, b_next_last_shift = load_scales(
+        next_scales = load_scales(
             i_next, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES, HALVES, RUN
         )
         b_sum = add_block(
@@ -161,10 +161,7 @@ def _kernel(
             p_x,
             m_m,
             i_block * BLOCK_K,
-            b_scale,
-            b_shift,
-            b_last_scale,
-            b_last_shift,
+            scales,
             shift_ptr,
             table_ptr,
             K,
@@ -174,8 +171,7 @@ def _kernel(
             RUN,
             NATIVE,
         )
-        b_scale, b_shift = b_next_scale, b_next_shift
-        b_last_scale, b_last_shift = b_next_last_scale, b_next_last_shift
+        scales = next_scales
     b_sum = scaled_sum(b_sum, scale_ptr, factor_ptr, o_scale, o_n, m_n, SCALES, GROUP == K)
     if bias_ptr is not None:
         b_sum += tl.load(bias_ptr + o_n, mask=m_n, other=0.0).to(tl.float32)[:, None]

@@ -28,7 +28,7 @@ def load_scales(
     for `scaled_sum`.
 
     Returns:
-        Scales and shifts of the first run, and of the last one.
+        Scales and shifts of the first run, and of the last one, for `add_block`.
     """
     b_scale, b_shift = _scales_at(i_k, m_n, scale_ptr, shift_ptr, o_scale, K, GROUP, SCALES)
     b_last_scale, b_last_shift = b_scale, b_shift
@@ -69,10 +69,7 @@ def add_block(
     p_x,
     m_m,
     i_k,
-    b_scale,
-    b_shift,
-    b_last_scale,
-    b_last_shift,
+    scales,
     shift_ptr,
     table_ptr,
     K: tl.constexpr,
@@ -89,8 +86,9 @@ def add_block(
         p_x: [M, RUN], where x begins, 16-bit floats.
         m_m: [M], the rows that there are.
         i_k: the first input of the block.
-        b_scale, b_shift, b_last_scale, b_last_shift: as `load_scales` returns them.
+        scales: as `load_scales` returns them.
     """
+    b_scale, b_shift, b_last_scale, b_last_shift = scales
     SCALED: tl.constexpr = GROUP != K
     WHOLE: tl.constexpr = GROUP % (HALVES * RUN) == 0
     # Scales of few rows multiply sums, of which there are fewer than weights in a tile.

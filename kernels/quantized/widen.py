@@ -112,8 +112,7 @@ def widen_int4_words(
             pack=2,
         )
     else:
-        b_code = (b_word >> 4 * PLACE) & 15
-        b_value = (b_code.to(tl.float32) + (b_shift - 8.0)[:, None]).to(DTYPE)
+        b_value = widen_int4((b_word >> 4 * PLACE).to(tl.uint8), b_shift, 0, DTYPE, False)
     return b_value
 
 
