@@ -169,9 +169,9 @@ class Supervisor:
                 if not self._started.is_set():
                     self._start_error = error
                     break
-                self._set_health("restarting", "the engine process could not be started again")
                 if not self._closing.is_set():  # clients need not know our paths: for the log
                     log.error("the engine process could not be started: %s", error)
+                self._set_health("restarting", "the engine process could not be started again")
             if not self._closing.is_set():
                 delay = self._next_delay()
                 log.warning("%s; starting it again in %g s", self._health.detail, delay)
