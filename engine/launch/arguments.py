@@ -17,8 +17,8 @@ DEFAULTS = (
     "--metrics-interval-ms=250",
     # Of each model, to take responses from its stub. The default of 32 take turns, so that their
     # memory is never in a cache: tritonserver's part of a response costs 5 % more. The engine's
-    # stub has four threads that send, and two that ask or answer now and then.
-    "--backend-config=python,thread-pool-size=8",
+    # stub has two threads that send; what others ask or answer now and then waits for 0.3 ms.
+    "--backend-config=python,thread-pool-size=2",
 )
 
 # The launcher sets these itself; given twice, tritonserver silently uses one of them.
