@@ -27,7 +27,7 @@ OUT_OF_RANGE: tuple[tuple[str, str, Any], ...] = (
     ("stop_words", "BYTES", ["x"] * 1000),
     ("embedding_bias_words", "BYTES", ["a", "b"]),
     ("embedding_bias_weights", "FP32", [1.0, 2.0]),
-    ("guided_decoding_guide_type", "BYTES", "json"),
+    ("guided_decoding_guide_type", "BYTES", "regex"),  # which needs a guide
 )
 # Not included: "ensemble\\x00", which tritonserver reads up to the NUL.
 MODEL_NAMES = (
