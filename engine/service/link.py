@@ -28,8 +28,6 @@ from collections.abc import Callable
 
 import psutil
 
-from engine.service.niceness import give_way
-
 log = logging.getLogger("trident.link")
 
 _NAME_BYTES = 8  # of the engine's socket, random
@@ -88,7 +86,6 @@ class EngineEnd:
         self._socket.close()
 
     def _run(self) -> None:
-        give_way()
         while True:
             data, ancillary, _, sender = self._socket.recvmsg(_NEWS_BYTES, _CREDENTIALS_SPACE)
             if not ancillary:  # shut down

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 
 from engine.errors import TridentError
-from engine.service.niceness import give_way
 from engine.service.stub.pace import Pace, ServerProcesses
 from engine.service.stub.stream import RequestStream
 from engine.service.stub.turn_queue import TurnQueue
@@ -57,7 +56,6 @@ class Senders:
             thread.join(timeout=5)
 
     def _run(self) -> None:
-        give_way()
         while streams := self._turns.take():
             for stream in streams:
                 stream.next_due = self._next_due()

@@ -13,7 +13,6 @@ from msgspec import structs
 from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError, TridentError
 from engine.protocol.messages import FromEngine, Ready, Shutdown, ToEngine
-from engine.service.niceness import give_way
 from engine.service.stub.engine_process import Death, EngineProcess
 from engine.service.stub.watchdog import Watchdog
 
@@ -55,7 +54,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class Owner(Protocol):
-    """Is notified of the process's events, of one at a time, in the supervisor's threads."""
+    """Is notified of the process's events, in the supervisor's thread."""
 
     def on_up(self, ready: Ready, *, is_restart: bool) -> None:
         """A process has become ready for requests."""
@@ -102,8 +101,7 @@ class Supervisor:
         self._start_error: TridentError | None = None
         self._started = threading.Event()
         self._closing = threading.Event()
-        # This one thread starts every process: Linux kills a child when its thread has ended, and
-        # a child is as nice as its thread.
+        # This one thread starts every process: Linux kills a child when its thread has ended.
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._thread.start()
         self._watchdog = Watchdog(config, lambda: self._process)
@@ -213,9 +211,11 @@ class Supervisor:
             )
         self._on_progress(ready.description)
         self._started.set()
-        reader = threading.Thread(target=self._read, args=[process], name="reader", daemon=True)
-        reader.start()
-        reader.join()
+        try:
+            for message in process.messages():
+                self._owner.on_message(message)
+        except Exception:  # a bug of ours: without this thread, no request would ever be answered
+            log.exception("what the engine process sent could not be handled; ending it")
         # Why it died is known when its end has been awaited.
         self._set_health("restarting", "the engine process has died")
         self._owner.on_down()
@@ -223,15 +223,6 @@ class Supervisor:
         if not self._closing.is_set():
             self._set_health("restarting", f"the engine process {death.reason}")
         self._owner.on_death(death)
-
-    def _read(self, process: EngineProcess) -> None:
-        """Pass on the messages of one process; in a thread of its own, which may be nicer."""
-        give_way()
-        try:
-            for message in process.messages():
-                self._owner.on_message(message)
-        except Exception:  # a bug of ours: without this thread, no request would ever be answered
-            log.exception("what the engine process sent could not be handled; ending it")
 
     def _next_delay(self) -> float:
         useless, self._num_useless_lives = self._num_useless_lives, self._num_useless_lives + 1
