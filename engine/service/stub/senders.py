@@ -15,7 +15,7 @@ from engine.service.stub.turn_queue import TurnQueue
 
 log = logging.getLogger("trident.delivery")
 
-NUM_SENDERS = 2  # more take turns with Python's lock, and carry no more
+_NUM_SENDERS = 2  # more take turns with Python's lock, and carry no more
 
 _TICKS_PER_INTERVAL = 8
 
@@ -40,7 +40,7 @@ class Senders:
         self._turns = TurnQueue()
         self._threads = [
             threading.Thread(target=self._run, name=f"sender-{i}", daemon=True)
-            for i in range(NUM_SENDERS)
+            for i in range(_NUM_SENDERS)
         ]
         for thread in self._threads:
             thread.start()
