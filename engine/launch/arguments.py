@@ -17,7 +17,7 @@ DEFAULTS = (
     "--metrics-interval-ms=250",
     # Of each model, to take responses from its stub. The default of 32 take turns, so that their
     # memory is never in a cache: tritonserver's part of a response costs 5 % more. The engine's
-    # stub has two threads that send; what others ask or answer now and then waits for 0.3 ms.
+    # stub has two threads that send; what others ask or answer now and then waits for one of them.
     "--backend-config=python,thread-pool-size=2",
 )
 
