@@ -8,9 +8,9 @@ engine still works on it, and Triton would never release such a request. And it 
 have arrived, so that the engine stub sends no more than the detokenizer takes.
 
 The engine stub listens on a datagram socket in the abstract namespace, so no file is left behind.
-Each message starts with the name of that socket, from which the detokenizer gets the key of the
-messages' MACs once. Both sides talk only to processes of the same user with the same parent, which
-is tritonserver. So models load in any order, and each may be reloaded alone.
+Each message starts with the name of that socket, from which the detokenizer gets the key of
+the MACs of both directions once. It is given and taken only between processes of the same user with
+the same parent, which is tritonserver. So models load in any order, and each may be reloaded alone.
 """
 
 from __future__ import annotations
@@ -90,19 +90,23 @@ class EngineEnd:
             data, ancillary, _, sender = self._socket.recvmsg(_NEWS_BYTES, _CREDENTIALS_SPACE)
             if not ancillary:  # shut down
                 return
-            if not _is_sibling(ancillary):
-                log.warning("ignored a datagram of a process that is no stage of this server")
-            elif data == _KEY_REQUEST:
+            if data == _KEY_REQUEST and _is_sibling(ancillary):
                 with contextlib.suppress(OSError):  # it has gone
                     self._socket.sendto(self._key, sender)
-            elif len(data) >= _NEWS.size:
-                what, number = _NEWS.unpack_from(data)
-                if what == _CANCELLED:
-                    self._on_cancel(number)
-                elif what == _FAILED:
-                    self._on_failure(number, data[_NEWS.size :].decode("utf-8", "replace"))
-                elif what == _ARRIVED:
-                    self._on_arrival(number)
+            elif hmac.compare_digest(data[:_MAC_BYTES], _news_mac(self._key, data[_MAC_BYTES:])):
+                self._hear(data[_MAC_BYTES:])
+            else:
+                log.warning("ignored a datagram of a process that is no stage of this server")
+
+    def _hear(self, news: bytes) -> None:
+        what, number = _NEWS.unpack_from(news)
+        if what == _CANCELLED:
+            self._on_cancel(number)
+        elif what == _FAILED:
+            self._on_failure(number, news[_NEWS.size :].decode("utf-8", "replace"))
+        else:
+            assert what == _ARRIVED
+            self._on_arrival(number)
 
 
 class DetokenizerEnd:
@@ -139,7 +143,7 @@ class DetokenizerEnd:
 
     def fail(self, message: memoryview, uid: int, error: str) -> None:
         """Tell it to end the request `uid` with `error`, because it cannot be answered."""
-        text = error.encode("utf-8", "replace")[: _NEWS_BYTES - _NEWS.size]
+        text = error.encode("utf-8", "replace")[: _NEWS_BYTES - _MAC_BYTES - _NEWS.size]
         self._tell(message, _FAILED, uid, text)
 
     def tell_arrival(self, message: memoryview, number: int) -> None:
@@ -151,9 +155,9 @@ class DetokenizerEnd:
         self._socket.close()
 
     def _tell(self, message: memoryview, what: bytes, number: int, text: bytes = b"") -> None:
-        address = _address(bytes(message[:_NAME_BYTES]))
-        with contextlib.suppress(OSError):
-            self._socket.sendto(_NEWS.pack(what, number) + text, address)
+        name, news = bytes(message[:_NAME_BYTES]), _NEWS.pack(what, number) + text
+        with contextlib.suppress(OSError, ForgedMessageError):
+            self._socket.sendto(_news_mac(self._key(name), news) + news, _address(name))
 
     def _key(self, name: bytes) -> bytes:
         key = self._keys.get(name)
@@ -176,6 +180,10 @@ def _mac(key: bytes, payload: bytes | memoryview) -> bytes:
 def _size_mac(key: bytes, size: int) -> bytes:
     data = _SIZE.pack(size)
     return hashlib.blake2b(data, key=key, digest_size=_MAC_BYTES, person=b"size").digest()
+
+
+def _news_mac(key: bytes, news: bytes) -> bytes:
+    return hashlib.blake2b(news, key=key, digest_size=_MAC_BYTES, person=b"news").digest()
 
 
 def _ask_for_key(name: bytes) -> bytes:

@@ -163,6 +163,7 @@ def test_other_datagrams_are_ignored(
             b"neither a cancellation nor a failure",
             b"c1234567",
             b"x" * 5000,
+            bytes(16) + struct.pack("<cQ", b"c", 7),  # as one of its own, with a guess for the MAC
         ):
             raw.sendto(data, address_of(engine))
     detokenizer.cancel(memoryview(engine.seal(b"")), 9)
@@ -173,10 +174,10 @@ def test_other_datagrams_are_ignored(
 STRANGER = """
 import sys
 from engine.service.link import DetokenizerEnd, ForgedMessageError
-end, message = DetokenizerEnd(), memoryview(bytes.fromhex(sys.argv[1]))
-end.cancel(message, 7)
 import engine.service.link as link
 link._KEY_TIMEOUT_S = 0.5
+end, message = DetokenizerEnd(), memoryview(bytes.fromhex(sys.argv[1]))
+end.cancel(message, 7)
 try:
     end.open(message)
 except ForgedMessageError:
