@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from ctypes.util import find_library
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,10 @@ def server_environment(
     # glibc gives each of tritonserver's many threads an arena that never shrinks: its memory crept
     # up under mixed load by 30 MiB an hour, and is flat with two arenas.
     environment.setdefault("MALLOC_ARENA_MAX", "2")
+    # Threads free what others have allocated, several times per response. With tcmalloc the stages
+    # carry a tenth more of them; tritonserver's container has it.
+    if allocator := find_library("tcmalloc_minimal"):
+        environment.setdefault("LD_PRELOAD", allocator)
     return {**environment, **settings, RUN_ID: run_id}
 
 

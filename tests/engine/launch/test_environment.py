@@ -58,7 +58,8 @@ def test_wrong_variable(tmp_path: Path) -> None:
         effective_config(tmp_path, {"TRIDENT_BLOCK_SIZE": "-1"})
 
 
-def test_server_environment() -> None:
+def test_server_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{server_environment.__module__}.find_library", lambda name: None)
     environment = server_environment(
         {"PATH": "/usr/bin", "PYTHONHOME": "/wrong", "LD_LIBRARY_PATH": "/mine", "A": "b"},
         run_id="trident-x",
@@ -76,9 +77,16 @@ def test_server_environment() -> None:
 
 
 def test_the_users_own_allocator_settings_stay() -> None:
-    base = {"MALLOC_ARENA_MAX": "8"}
+    base = {"MALLOC_ARENA_MAX": "8", "LD_PRELOAD": "libjemalloc.so.2"}
     environment = server_environment(base, run_id="r", libraries=(), settings={})
-    assert environment["MALLOC_ARENA_MAX"] == "8"
+    assert base.items() <= environment.items()
+
+
+def test_tcmalloc_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"tcmalloc_minimal": "libtcmalloc_minimal.so.4"}
+    monkeypatch.setattr(f"{server_environment.__module__}.find_library", installed.get)
+    environment = server_environment({}, run_id="r", libraries=(), settings={})
+    assert environment["LD_PRELOAD"] == "libtcmalloc_minimal.so.4"
 
 
 def test_the_admin_key_is_kept_from_the_models() -> None:
