@@ -28,6 +28,8 @@ from client.retry import RetryPolicy
 T = TypeVar("T")
 
 _ENDLESS_S = 1e9  # more than gRPC can count: no limit
+# What gRPC's asyncio has for a request that it could not write, with the status INTERNAL.
+_BROKEN_WHILE_SENT = "Internal error from Core"
 # After these the server may still be working on the request.
 _LEFT_RUNNING = (UnavailableError, ReadTimeoutError, ServerError)
 
@@ -170,6 +172,8 @@ class Exchange(Generic[T]):
             return self.ended_here()
         if status == "UNAVAILABLE":
             return from_connection(details, self._url)
+        if details == _BROKEN_WHILE_SENT:
+            return from_connection("the connection broke while it was asked", self._url)
         return from_status(status, details)
 
     def ended_here(self) -> TridentClientError:

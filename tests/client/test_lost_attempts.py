@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
 
-from client import QueueFullError, RetryPolicy, UnavailableError
+from client import AsyncTridentClient, QueueFullError, RetryPolicy, UnavailableError, aio_transport
 from tests.client.clients import Connect
 from tests.client.fake_triton import HELLO, Answer, FakeTriton, Piece
 from tests.client.proxy import proxy
@@ -44,6 +47,34 @@ def test_a_cut_connection(triton: FakeTriton, connect: Connect, request_id: str)
     assert _order(triton) == ["request", "stop", "request"]
     assert len({call.request_id for call in triton.calls}) == 1
     assert triton.stopped == {request_id or triton.calls[0].request_id}
+
+
+def test_cut_while_the_request_is_sent(triton: FakeTriton, monkeypatch: pytest.MonkeyPatch) -> None:
+    triton.pieces = HELLO
+
+    async def main() -> None:
+        with proxy(triton.url) as between:
+            held_open = aio_transport._held_open
+
+            async def cut_before(*args: Any) -> AsyncIterator[Any]:
+                async for message in held_open(*args):
+                    monkeypatch.undo()
+                    between.cut()
+                    time.sleep(0.1)  # before the loop hears of it
+                    yield message
+
+            # Sometimes gRPC has the status of the connection by then.
+            for retry in (None, QUICK) * 5:
+                async with AsyncTridentClient(between.url, retry=retry) as client:
+                    assert (await client.generate("a")).text == "Hello world"
+                    monkeypatch.setattr(aio_transport, "_held_open", cut_before)
+                    if retry is None:
+                        with pytest.raises(UnavailableError, match="unavailable"):
+                            await client.generate("a")
+                    else:
+                        assert (await client.generate("a")).text == "Hello world"
+
+    asyncio.run(main())
 
 
 def test_a_stream_that_ends_with_nothing(triton: FakeTriton, connect: Connect) -> None:

@@ -153,6 +153,17 @@ class TestDeadline:
 
 
 class TestDecision:
+    def test_a_request_that_could_not_be_written(self) -> None:
+        nothing = grpc.aio.Metadata()
+        error = grpc.aio.AioRpcError(
+            grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core"
+        )
+        known = _exchange(Clock(), None).error(error)
+        assert isinstance(known, UnavailableError)
+        assert str(known) == (
+            "the server at host:1 is unavailable: the connection broke while it was asked"
+        )
+
     @pytest.mark.parametrize(
         ("error", "again"),
         [
