@@ -37,6 +37,7 @@ _SIZE = struct.Struct("<Q")
 _HEADER_BYTES = _NAME_BYTES + 2 * _MAC_BYTES
 _NEWS = struct.Struct("<cQ")  # what it is about; the uid of a request, or number of a message
 _CANCELLED, _FAILED, _ARRIVED = b"c", b"f", b"a"
+_NEWS_PERSON = b"news"  # so that its MAC is no MAC of a message
 _NEWS_BYTES = 2048  # of one datagram, with the text of an error
 _KEY_REQUEST = b"key?"
 _KEY_TIMEOUT_S = 5.0
@@ -93,7 +94,9 @@ class EngineEnd:
             if data == _KEY_REQUEST and _is_sibling(ancillary):
                 with contextlib.suppress(OSError):  # it has gone
                     self._socket.sendto(self._key, sender)
-            elif hmac.compare_digest(data[:_MAC_BYTES], _news_mac(self._key, data[_MAC_BYTES:])):
+            elif hmac.compare_digest(
+                data[:_MAC_BYTES], _mac(self._key, data[_MAC_BYTES:], _NEWS_PERSON)
+            ):
                 self._hear(data[_MAC_BYTES:])
             else:
                 log.warning("ignored a datagram of a process that is no stage of this server")
@@ -157,7 +160,7 @@ class DetokenizerEnd:
     def _tell(self, message: memoryview, what: bytes, number: int, text: bytes = b"") -> None:
         name, news = bytes(message[:_NAME_BYTES]), _NEWS.pack(what, number) + text
         with contextlib.suppress(OSError, ForgedMessageError):
-            self._socket.sendto(_news_mac(self._key(name), news) + news, _address(name))
+            self._socket.sendto(_mac(self._key(name), news, _NEWS_PERSON) + news, _address(name))
 
     def _key(self, name: bytes) -> bytes:
         key = self._keys.get(name)
@@ -173,17 +176,13 @@ def _address(name: bytes) -> bytes:
     return b"\0trident-" + name.hex().encode()
 
 
-def _mac(key: bytes, payload: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(payload, key=key, digest_size=_MAC_BYTES).digest()
+def _mac(key: bytes, payload: bytes | memoryview, person: bytes = b"") -> bytes:
+    return hashlib.blake2b(payload, key=key, digest_size=_MAC_BYTES, person=person).digest()
 
 
 def _size_mac(key: bytes, size: int) -> bytes:
     data = _SIZE.pack(size)
     return hashlib.blake2b(data, key=key, digest_size=_MAC_BYTES, person=b"size").digest()
-
-
-def _news_mac(key: bytes, news: bytes) -> bytes:
-    return hashlib.blake2b(news, key=key, digest_size=_MAC_BYTES, person=b"news").digest()
 
 
 def _ask_for_key(name: bytes) -> bytes:
