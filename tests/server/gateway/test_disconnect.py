@@ -121,6 +121,7 @@ def test_also_of_a_request_that_waits(
         assert await asyncio.to_thread(wait_for, lambda: scrape(server)["num_requests_waiting"] > 1)
         change = Change(server)
         last.transport.abort()
+        await asyncio.to_thread(until, direct, NUM_OTHERS, 60)
         assert await asyncio.to_thread(is_cut_short, change)
         for writer in others:
             writer.transport.abort()
