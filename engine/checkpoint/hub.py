@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.checkpoint.lora.config import CONFIG, read_lora_config
+from engine.checkpoint.lora.folder import folder_of_adapter, is_adapter
 from engine.errors import CheckpointError
 
 DEMO = "demo"
@@ -23,6 +25,8 @@ _PARTS = "-?????-of-?????"
 def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "model") -> Path:
     """Return the folder of the checkpoint that `model` names, downloading it if need be.
 
+    Of an adapter it is a folder that has its base too, which is found in the same way.
+
     Args:
         model: `demo`, an existing folder or GGUF file, a hub id such as `Qwen/Qwen3-0.6B`, or one
             with the end of the name of a GGUF file in it, `Qwen/Qwen3-0.6B-GGUF:Q8_0`. A download
@@ -32,8 +36,17 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
         setting: name of the setting in errors.
 
     Raises:
+        UnsupportedError: an adapter of another kind than is supported.
         CheckpointError: there is no such checkpoint, or its download failed; says what to do.
     """
+    folder = _find(model, weights, setting)
+    if not is_adapter(folder):
+        return folder
+    base = _find(read_lora_config(folder).base, weights, f"{CONFIG}: base_model_name_or_path")
+    return folder_of_adapter(folder, base)
+
+
+def _find(model: str, weights: bool, setting: str) -> Path:
     if model == DEMO:
         from engine.demo import CHECKPOINT_DIR
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.tensor_files.elements import read_tensor
-from engine.checkpoint.tensor_files.headers import StoredTensor, read_headers, where_missing
+from engine.checkpoint.tensor_files.headers import read_headers, where_missing
+from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields, parse_json_object
 from engine.layers.stored_weight import CodedWeight

@@ -76,7 +76,10 @@ SETTINGS: Neutral = {
 }
 
 # What does the same, by name.
-_INSTEAD = dict.fromkeys(("rope_scaling", "rope_theta"), "set rope_parameters in hf_overrides")
+_INSTEAD = {
+    **dict.fromkeys(("rope_scaling", "rope_theta"), "set rope_parameters in hf_overrides"),
+    **dict.fromkeys(("enable_lora", "lora_name", "lora_request"), "name an adapter as model"),
+}
 
 # Arguments of `LLM.generate` and `LLM.chat`.
 ARGUMENTS: Neutral = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from engine.checkpoint.tensor_files.elements import read_tensor
-from engine.checkpoint.tensor_files.headers import StoredTensor
+from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.errors import CheckpointError
 from engine.layers.attention import Attention
 from engine.models.tensor_names import TensorNames

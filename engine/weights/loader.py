@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,15 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engine.checkpoint.tensor_files.headers import StoredTensor, read_headers
+from engine.checkpoint.lora.tensors import LowRank, read_adapter
+from engine.checkpoint.tensor_files.headers import read_headers
+from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.config.setting_types import LoadFormat
 from engine.errors import CheckpointError
 from engine.models.causal_lm import CausalLM
+from engine.weights.changes import match_changes
 from engine.weights.dummy import fill_with_random_weights
 from engine.weights.kv_scales import is_kv_scale, load_kv_scales
 from engine.weights.matching import destinations, match_tensors
 from engine.weights.reading import read_spans, split_into_spans
 from engine.weights.staging import CudaCopier
+
+log = logging.getLogger("trident.engine")
 
 _SPAN_BYTES = 2**24
 
@@ -60,7 +66,8 @@ def load_weights(
 ) -> None:
     """Fill the parameters of `model` from the checkpoint folder `path`, cast to their dtype.
 
-    Scales of an fp8 KV cache, if the checkpoint has them, are stored in the attention layers.
+    Scales of an fp8 KV cache, if the checkpoint has them, are stored in the attention layers. What
+    an adapter changes is merged into the parameters, before anything is made of them.
 
     `on_progress` is called in this thread with (bytes read, total bytes), finally with both equal;
     `on_layer` is as in `initialise_weights`. All reader threads have ended on return, also after an
@@ -70,7 +77,9 @@ def load_weights(
         CheckpointError: a file is missing or corrupt, or a tensor is missing, unknown or of a
             wrong shape; the model is then unchanged, unless a file breaks while it is read.
     """
-    placed, kv_scales = _match(model, path)
+    placed, kv_scales, changes = _match(model, path)
+    if changes:
+        log.info("merging an adapter into %d weights", len(changes))
     load_kv_scales(model, kv_scales, model.spec.tensor_names)
     total = sum(tensor.num_bytes for tensor, _ in placed)
     loaded = 0
@@ -88,6 +97,7 @@ def load_weights(
     while parts:
         layer, part = parts.pop(0)
         files = sorted({tensor.file.name for tensor, _ in part})
+        changed = [(changes[tensor.name], at) for tensor, at in part if tensor.name in changes]
         # What is quantised on a GPU is read on the host.
         on_host = [(tensor, place) for tensor, place in part if place.device.type == "cpu"]
         elsewhere = [(tensor, place) for tensor, place in part if place.device.type != "cpu"]
@@ -99,6 +109,9 @@ def load_weights(
                 num_threads = _num_threads(device)
                 read_spans(spans, its_copier, num_threads=num_threads, on_read=advance)
             del spans
+        for change, at in changed:
+            change.merge_into(at)
+        del changed
         if layer is not None and on_layer is not None:
             try:
                 on_layer(layer)
@@ -135,15 +148,21 @@ def check_weights(model: CausalLM, path: Path) -> None:
 
 def _match(
     model: CausalLM, path: Path
-) -> tuple[list[tuple[StoredTensor, Tensor]], list[StoredTensor]]:
-    """Return the tensors to load with their destinations, and the scales of a KV cache."""
+) -> tuple[list[tuple[StoredTensor, Tensor]], list[StoredTensor], dict[str, LowRank]]:
+    """Return the tensors to load with their destinations, and the scales of a KV cache.
+
+    And what an adapter changes of the tensors, by the name of each.
+    """
     stored = read_headers(path)
     names = model.spec.tensor_names
     kv_scales = [
         stored.pop(name) for name in [*stored] if is_kv_scale(name) and not names.is_ignored(name)
     ]
     tied = model.lm_head is None
-    return match_tensors(stored, destinations(model, names), names, tied=tied), kv_scales
+    placed = match_tensors(stored, destinations(model, names), names, tied=tied)
+    adapter = read_adapter(path)
+    changes = {} if adapter is None else match_changes(adapter.low_rank, placed, names)
+    return placed, kv_scales, changes
 
 
 def _num_threads(device: torch.device) -> int:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.tensor_files.elements import read_tensor
-from engine.checkpoint.tensor_files.headers import DTYPES, FLOATS, StoredTensor, where_missing
+from engine.checkpoint.tensor_files.headers import where_missing
+from engine.checkpoint.tensor_files.stored import DTYPES, FLOATS, StoredTensor
 from engine.errors import CheckpointError
 from engine.layers.experts import Experts
 from engine.layers.linear import Linear

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.tensor_files.elements import open_file, read_elements, read_into
-from engine.checkpoint.tensor_files.headers import StoredTensor
+from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.weights.staging import Buffer, Copier, Staging
 
 # A piece that is cast on the host stays in the CPU cache between reading and casting.

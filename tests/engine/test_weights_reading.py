@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.checkpoint.tensor_files.elements import read_tensor
-from engine.checkpoint.tensor_files.headers import SINGLE, StoredTensor, read_headers
+from engine.checkpoint.tensor_files.headers import SINGLE, read_headers
+from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.errors import CheckpointError
 from engine.weights.reading import Span, read_spans, split_into_spans
 from engine.weights.staging import CudaCopier

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.gguf.blocks import dequantize_blocks
-from engine.checkpoint.tensor_files.headers import StoredTensor
+from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.errors import CheckpointError
 
 _COMPARED_ELEMENTS = 2**22

@@ -2,98 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-
 from engine.checkpoint.gguf.names import GGUF
-from engine.checkpoint.gguf.reader import block_size, read_gguf
+from engine.checkpoint.gguf.reader import read_gguf
+from engine.checkpoint.lora.tensors import read_adapter
+from engine.checkpoint.tensor_files.stored import StoredTensor, read_file
 from engine.errors import CheckpointError
 from engine.fields import Fields, read_json_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
-# Header dtypes that can be loaded; others require a quantised model.
-FLOATS = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-}
-# Those of quantised checkpoints, whose tensors have no other type.
-_EXACT = {
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "I32": torch.int32,
-    "I64": torch.int64,
-}
-DTYPES = {**FLOATS, **_EXACT}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor of the checkpoint, as described by its file's header."""
-
-    name: str
-    file: Path
-    offset: int  # of its first byte in the file
-    shape: tuple[int, ...]
-    type_name: str
-    is_gguf: bool = False
-
-    @property
-    def is_in_blocks(self) -> bool:
-        """Whether it consists of a GGUF's blocks, which are read as float32."""
-        return self.is_gguf and self.type_name not in DTYPES
-
-    @property
-    def is_float(self) -> bool:
-        return self.type_name in FLOATS or self.is_in_blocks
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of its elements. Its type must be one of `DTYPES`, or of a GGUF's blocks."""
-        return torch.float32 if self.is_in_blocks else DTYPES[self.type_name]
-
-    @property
-    def num_elements(self) -> int:
-        return torch.Size(self.shape).numel()
-
-    @property
-    def num_bytes(self) -> int:
-        return self.bytes_of(self.num_elements)
-
-    def bytes_of(self, num_elements: int) -> int:
-        """Return the bytes that elements take in the file; of blocks only whole ones do."""
-        if not self.is_in_blocks:
-            return num_elements * self.dtype.itemsize
-        block, num_bytes = block_size(self.type_name)
-        assert num_elements % block == 0, f"{num_elements} elements are no blocks of {block}"
-        return num_elements // block * num_bytes
-
-    def as_stored(self, dtype: torch.dtype) -> StoredTensor:
-        """Return it, or of a GGUF the bytes of its rows if `dtype` is uint8."""
-        if not (self.is_gguf and dtype == torch.uint8):
-            return self
-        *rows, length = self.shape
-        return replace(self, shape=(*rows, self.bytes_of(length)), type_name="U8")
-
-    @property
-    def described_by(self) -> str:
-        """What says which shape and type it must have."""
-        return "its metadata" if self.is_gguf else "config.json"
-
 
 def read_headers(path: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of the checkpoint folder, by name.
+    """Return every tensor of the checkpoint folder, by name; those that an adapter has are its.
 
     Raises:
+        UnsupportedError: as `read_adapter`.
         CheckpointError: a file is missing, corrupt or shorter than its header says, or the files
             contradict the index.
     """
@@ -101,7 +28,7 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
         return _gguf_tensors((path / GGUF).readlink())  # errors name the file that is linked to
     stored: dict[str, StoredTensor] = {}
     for file, promised in _shards(path).items():
-        found = {tensor.name: tensor for tensor in _tensors(file)}
+        found = {tensor.name: tensor for tensor in read_file(file)}
         for name in promised:
             if name not in found:
                 raise CheckpointError(f"{name}: {INDEX} says {file.name}, which lacks it")
@@ -111,7 +38,8 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
                     f"{name}: found in both {stored[name].file.name} and {file.name}"
                 )
             stored[name] = tensor
-    return stored
+    adapter = read_adapter(path)
+    return stored if adapter is None else stored | adapter.whole
 
 
 def where_missing(stored: Mapping[str, StoredTensor]) -> str:
@@ -123,21 +51,6 @@ def where_missing(stored: Mapping[str, StoredTensor]) -> str:
     if any(tensor.is_gguf for tensor in stored.values()):
         return f"{first} and the other parts" if others else first
     return INDEX if others else first
-
-
-def _tensors(file: Path) -> Iterator[StoredTensor]:
-    try:
-        with safe_open(file, framework="pt", device="cpu"):
-            pass  # the header is valid, and the file has exactly the size that it implies
-        with file.open("rb") as content:
-            length = int.from_bytes(content.read(8), "little")
-            header = json.loads(content.read(length))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: corrupt or truncated safetensors file: {error}") from None
-    for name, fields in header.items():
-        if name != "__metadata__":
-            offset = 8 + length + fields["data_offsets"][0]
-            yield StoredTensor(name, file, offset, tuple(fields["shape"]), fields["dtype"])
 
 
 def _gguf_tensors(file: Path) -> dict[str, StoredTensor]:

@@ -114,11 +114,17 @@ def test_what_vllm_calls_the_same_or_nothing(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("tensor_parallel_size", 2), ("enable_lora", True), ("speculative_config", {"method": "x"})],
+    ("name", "value", "instead"),
+    [
+        ("tensor_parallel_size", 2, ""),
+        ("enable_lora", True, "; name an adapter as model"),
+        ("speculative_config", {"method": "x"}, ""),
+    ],
 )
-def test_what_is_not_offered_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
-    message = f"^{name}: not supported by this version of Trident$"
+def test_what_is_not_offered_is_refused_by_name(
+    tmp_path: Path, name: str, value: Any, instead: str
+) -> None:
+    message = f"^{name}: not supported by this version of Trident{instead}$"
     with pytest.raises(ConfigError, match=message):
         EngineConfig.parse({name: value})
     with pytest.raises(ConfigError, match=message):

@@ -1,0 +1,156 @@
+"""The folder that stands for an adapter, and adapters that are not served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.checkpoint.hub import resolve_checkpoint
+from engine.checkpoint.tensor_files.headers import read_headers
+from engine.errors import CheckpointError, UnsupportedError
+from engine.text.load_tokenizer import Tokenizer
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.tokenizers import byte_level_tokenizer
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+PAIR = {f"{Q}.lora_A.weight": torch.ones(2, 64), f"{Q}.lora_B.weight": torch.ones(64, 2)}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = tmp_path / "base"
+    write_checkpoint(folder, vocab_size=400)
+    byte_level_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "trident" / "lora"
+
+
+def write(base: Path, tensors: dict[str, torch.Tensor] | None = None, /, **config: Any) -> Path:
+    """Write an adapter beside `base`; without tensors only its configuration."""
+    folder = base.parent / "adapter"
+    folder.mkdir(exist_ok=True)
+    fields = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": str(base),
+        "r": 2,
+        "lora_alpha": 4,
+        "qalora_group_size": 16,  # PEFT writes it into each
+        **config,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    if tensors is not None:
+        save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_it_has_what_the_base_has(base: Path, cache: Path) -> None:
+    folder = resolve_checkpoint(str(write(base, PAIR)))
+    assert folder.parent == cache
+    assert {file.name for file in folder.iterdir()} == {
+        "adapter",
+        *(file.name for file in base.iterdir()),
+    }
+    assert read_headers(folder).keys() == read_headers(base).keys()
+    assert resolve_checkpoint(str(base.parent / "adapter"), weights=False) == folder
+
+
+def test_its_own_tokenizer_replaces_all_files_of_the_other(base: Path) -> None:
+    adapter = write(base, PAIR)
+    own = byte_level_tokenizer()
+    own.chat_template = "mine"
+    own.save_pretrained(adapter)
+    (base / "chat_template.jinja").write_text("theirs")
+    (base / "added_tokens.json").write_text("{}")
+    folder = resolve_checkpoint(str(adapter))
+    assert (folder / "chat_template.jinja").read_text() == "mine"
+    assert not (folder / "added_tokens.json").exists()
+    assert (folder / "config.json").is_file()
+    Tokenizer.from_pretrained(folder)
+
+
+def test_a_tensor_of_its_own_replaces_that_of_the_base(base: Path) -> None:
+    norm = {"base_model.model.model.norm.weight": torch.full((64,), 2.0)}
+    found = read_headers(resolve_checkpoint(str(write(base, {**PAIR, **norm}))))
+    assert found["model.norm.weight"].file.name == "adapter_model.safetensors"
+    assert found["lm_head.weight"].file.name == "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"peft_type": "IA3"}, "peft_type: IA3 is not supported"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters: is not supported"),
+        ({"lora_bias": True}, "lora_bias: is not supported"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens: is not supported"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "init_lora_weights: pissa_niter_4 changes",
+        ),
+    ],
+)
+def test_other_kinds_are_refused_by_name(base: Path, config: dict[str, Any], error: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"^adapter_config\.json: {error}"):
+        resolve_checkpoint(str(write(base, PAIR, **config)))
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"lora_alpha": None}, r"lora_alpha: is missing"),
+        ({"lora_alpha": "x"}, r"lora_alpha: must be a number above 0"),
+        ({"alpha_pattern": {"q(": 1}}, r"alpha_pattern: 'q\(' is no pattern"),
+        ({"base_model_name_or_path": None}, r"base_model_name_or_path: is missing"),
+        ({"base_model_name_or_path": "/no/such"}, r"base_model_name_or_path: there is no folder"),
+    ],
+)
+def test_broken_configurations(base: Path, config: dict[str, Any], error: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^adapter_config\.json: {error}"):
+        resolve_checkpoint(str(write(base, PAIR, **config)))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error"),
+    [
+        (None, r"adapter_model\.safetensors: not found in .*adapter; safetensors is required"),
+        ({f"{Q}.lora_A.weight": torch.ones(2, 64)}, r"q_proj: has no lora_B"),
+        (
+            {**PAIR, f"{Q}.lora_B.weight": torch.ones(64, 3)},
+            r"lora_A \[2, 64\] and lora_B",
+        ),
+        ({**PAIR, f"{Q}.lora_A.weight": torch.ones(2, 64).int()}, "has dtype I32"),
+        ({**PAIR, f"{Q}.lora_magnitude_vector": torch.ones(7)}, r"has shape \[7\], not \[64\]"),
+    ],
+)
+def test_broken_tensors(base: Path, tensors: dict[str, torch.Tensor] | None, error: str) -> None:
+    folder = resolve_checkpoint(str(write(base, tensors)))
+    with pytest.raises(CheckpointError, match=error):
+        read_headers(folder)
+
+
+def test_an_embedding_is_refused(base: Path) -> None:
+    tensors = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 400)}
+    folder = resolve_checkpoint(str(write(base, {**PAIR, **tensors})))
+    with pytest.raises(UnsupportedError, match=r"embed_tokens\.lora_embedding_A: in adapter"):
+        read_headers(folder)
+
+
+def test_of_an_adapter(base: Path) -> None:
+    adapter = write(base, PAIR)
+    with pytest.raises(UnsupportedError, match="is an adapter too"):
+        resolve_checkpoint(str(write(base, base_model_name_or_path=str(adapter))))
+
+
+def test_of_a_folder_without_a_model(base: Path) -> None:
+    (base / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"base_model_name_or_path: .*base has no config"):
+        resolve_checkpoint(str(write(base, PAIR)))

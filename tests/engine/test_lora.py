@@ -1,0 +1,139 @@
+"""An adapter's folder is served as its base with the adapter merged into it, as PEFT merges it."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine import LLM, SamplingParams
+from engine.errors import CheckpointError
+from tests.factories.adapters import write_adapter
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.families import FAMILIES
+from tests.factories.greedy import VOCAB, GreedyReference, check_answer
+from tests.factories.quantized import write_quantized
+from tests.factories.tokenizers import byte_level_tokenizer
+
+pytestmark = pytest.mark.slow
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MAX_TOKENS = 8
+PARAMS = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, logprobs=0, ignore_eos=True)
+
+# Family, and the adapter.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "attention": ("llama", {"r": 4, "target_modules": ATTENTION}),
+    "scales-of-modules": (
+        "llama",
+        {
+            "r": 4,
+            "lora_alpha": 2,
+            "use_rslora": True,
+            "target_modules": [*ATTENTION, "gate_proj", "up_proj", "down_proj"],
+            "rank_pattern": {"layers.1.self_attn.o_proj": 2},
+            "alpha_pattern": {"up_proj": 7, r"0\.self_attn\.\w+_proj": 1},
+        },
+    ),
+    "dora": ("qwen3", {"r": 4, "use_dora": True, "target_modules": "all-linear"}),
+    "head-and-norms": (
+        "llama",
+        {"r": 2, "target_modules": [*ATTENTION, "lm_head"], "modules_to_save": ["norm"]},
+    ),
+    "biases-and-embedding": (
+        "qwen2",
+        {"r": 2, "bias": "all", "target_modules": ["o_proj"], "modules_to_save": ["embed_tokens"]},
+    ),
+    "transposed": (
+        "gpt2",
+        {"r": 2, "fan_in_fan_out": True, "target_modules": ["c_attn", "c_proj"]},
+    ),
+    "transposed-dora": (
+        "gpt2",
+        {"r": 2, "fan_in_fan_out": True, "use_dora": True, "target_modules": ["c_attn", "c_fc"]},
+    ),
+    "stacked": ("phi3-fused", {"r": 2, "target_modules": ["qkv_proj", "gate_up_proj"]}),
+    "beside-vision": ("qwen2.5-vl", {"r": 2, "target_modules": r".*language_model.*_proj"}),
+}
+
+
+def write(path: Path, family: str, config: dict[str, Any]) -> Any:
+    """Write a base with its adapter into the folder `path`; return the model merged by PEFT."""
+    architecture, settings = FAMILIES.get(family, (f"{family.capitalize()}ForCausalLM", {}))
+    base = path / "base"
+    model = write_checkpoint(base, architecture, vocab_size=VOCAB, **settings)
+    byte_level_tokenizer().save_pretrained(base)
+    return write_adapter(path / "adapter", model, base, **config)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
+    greedy = GreedyReference(write(tmp_path, *CASES[case]))
+    draw = random.Random(case)
+    drawn = [
+        greedy.draw(partial(draw.choices, range(3, VOCAB), k=k), MAX_TOKENS) for k in (1, 9, 17)
+    ]
+    llm = LLM(str(tmp_path / "adapter"), dtype="float32", max_model_len=40)
+    outputs = llm.generate([prompt for prompt, _ in drawn], PARAMS, use_tqdm=False)
+    for output, (_, answer) in zip(outputs, drawn, strict=True):
+        check_answer(output, answer)
+
+
+def test_it_is_merged_before_the_weights_are_quantised(tmp_path: Path) -> None:
+    merged = write(tmp_path, *CASES["scales-of-modules"])
+    merged.save_pretrained(tmp_path / "merged")
+    byte_level_tokenizer().save_pretrained(tmp_path / "merged")
+    prompts = [random.Random(i).choices(range(3, VOCAB), k=6) for i in range(4)]
+
+    def answers(folder: str) -> list[list[int]]:
+        llm = LLM(str(tmp_path / folder), dtype="float32", quantization="int8", max_model_len=40)
+        outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    assert answers("adapter") == answers("merged") != answers("base")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"hidden_size": 32}, r"q_proj\.lora_A.*of shape \[64, 64\], but the base's .* \[64, 32\]"),
+        ({"num_hidden_layers": 2}, "layers.2.*: the base has no model.layers.2.*q_proj.weight"),
+    ],
+)
+def test_of_another_base(settings: dict[str, int], error: str, tmp_path: Path) -> None:
+    write(tmp_path, "llama", {"r": 2, "target_modules": ["q_proj"]})
+    write_checkpoint(tmp_path / "base", vocab_size=VOCAB, **settings)
+    with pytest.raises(CheckpointError, match=error):
+        LLM(str(tmp_path / "adapter"))
+
+
+def test_a_quantised_base(tmp_path: Path) -> None:
+    _, base = write_quantized("awq", tmp_path, vocab_size=VOCAB)
+    model = write_checkpoint(tmp_path / "floats", "Qwen2ForCausalLM", vocab_size=VOCAB)
+    write_adapter(tmp_path / "adapter", model, base, r=2, target_modules=["q_proj"])
+    byte_level_tokenizer().save_pretrained(base)
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight of floats.* not quantised"):
+        LLM(str(tmp_path / "adapter"))
+
+
+def test_a_head_that_is_the_embedding(tmp_path: Path) -> None:
+    write(tmp_path, "llama", {"r": 2, "target_modules": ["lm_head"]})
+    write_checkpoint(tmp_path / "base", vocab_size=VOCAB, tie_word_embeddings=True)
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    pair = {"lora_A": torch.ones(2, 64), "lora_B": torch.ones(VOCAB, 2)}
+    save_file(
+        {f"base_model.model.lm_head.{name}.weight": tensor for name, tensor in pair.items()},
+        tmp_path / "adapter" / "adapter_model.safetensors",
+    )
+    with pytest.raises(CheckpointError, match=r"no lm_head\.weight of floats.*not its embedding"):
+        LLM(str(tmp_path / "adapter"))
