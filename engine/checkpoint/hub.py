@@ -42,6 +42,7 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
     folder = _find(model, weights, setting)
     if not is_adapter(folder):
         return folder
+    folder = _find(model, True, setting)  # its weights may change the size of the vocabulary
     base = _find(read_lora_config(folder).base, weights, f"{CONFIG}: base_model_name_or_path")
     return folder_of_adapter(folder, base)
 

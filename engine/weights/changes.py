@@ -38,9 +38,9 @@ def match_changes(
         name = next((each for each in (trained, *spellings) if each in stored), None)
         if name is None:
             raise CheckpointError(
-                f"{change.a.name}: the base has no {trained} of floats; an adapter is merged into "
-                "such a weight alone: name a base that is not quantised, and whose head is not its "
-                "embedding if the adapter changes one of them"
+                f"{change.a.name}: the base has no {trained} of floats, into which it could be "
+                "merged; if the base is quantised, set base_model_name_or_path in "
+                "adapter_config.json to one that is not"
             )
         if (shape := stored[name].shape) != change.shape:
             raise CheckpointError(

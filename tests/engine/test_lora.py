@@ -89,6 +89,23 @@ def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
         check_answer(output, answer)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_vocabulary_of_its_own(tied: bool, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "base", vocab_size=VOCAB, tie_word_embeddings=tied)
+    byte_level_tokenizer().save_pretrained(tmp_path / "base")
+    model.resize_token_embeddings(VOCAB + 9)
+    saved = ["embed_tokens"] if tied else ["embed_tokens", "lm_head"]
+    config = {"r": 2, "target_modules": ["q_proj"], "modules_to_save": saved}
+    if tied:
+        config["ensure_weight_tying"] = True
+    write_adapter(tmp_path / "adapter", model, tmp_path / "base", **config)
+    greedy, draw = GreedyReference(model), random.Random(0)
+    prompt, answer = greedy.draw(partial(draw.choices, range(VOCAB, VOCAB + 9), k=5), MAX_TOKENS)
+    llm = LLM(str(tmp_path / "adapter"), dtype="float32", max_model_len=40)
+    (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
+    check_answer(output, answer)
+
+
 def test_it_is_merged_before_the_weights_are_quantised(tmp_path: Path) -> None:
     merged = write(tmp_path, *CASES["scales-of-modules"])
     merged.save_pretrained(tmp_path / "merged")
@@ -122,7 +139,7 @@ def test_a_quantised_base(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "floats", "Qwen2ForCausalLM", vocab_size=VOCAB)
     write_adapter(tmp_path / "adapter", model, base, r=2, target_modules=["q_proj"])
     byte_level_tokenizer().save_pretrained(base)
-    with pytest.raises(CheckpointError, match=r"q_proj\.weight of floats.* not quantised"):
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight of floats.*base is quantised"):
         LLM(str(tmp_path / "adapter"))
 
 
@@ -135,5 +152,5 @@ def test_a_head_that_is_the_embedding(tmp_path: Path) -> None:
         {f"base_model.model.lm_head.{name}.weight": tensor for name, tensor in pair.items()},
         tmp_path / "adapter" / "adapter_model.safetensors",
     )
-    with pytest.raises(CheckpointError, match=r"no lm_head\.weight of floats.*not its embedding"):
+    with pytest.raises(CheckpointError, match=r"the base has no lm_head\.weight"):
         LLM(str(tmp_path / "adapter"))

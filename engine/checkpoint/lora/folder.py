@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint.lora.config import CONFIG
 from engine.checkpoint.made_folder import made_folder
 from engine.errors import CheckpointError, UnsupportedError
+from engine.fields import read_json_object
 
 ADAPTER = "adapter"  # the link
+WEIGHTS = "adapter_model.safetensors"
+_MODEL = "config.json"
+# As families of models call it.
+_EMBEDDING = re.compile(r".*\.(embed_tokens|embed_in|wte|word_embeddings)(\.base_layer)?\.weight")
 
 _TOKENIZER = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*")
 _VOCABULARY = ("vocab*", "merges.txt")
@@ -18,7 +27,7 @@ _VOCABULARY = ("vocab*", "merges.txt")
 
 def is_adapter(folder: Path) -> bool:
     """Return whether there is an adapter in `folder`, and no model."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").exists()
+    return (folder / CONFIG).is_file() and not (folder / _MODEL).exists()
 
 
 def folder_of_adapter(adapter: Path, base: Path) -> Path:
@@ -33,10 +42,12 @@ def folder_of_adapter(adapter: Path, base: Path) -> Path:
             f"{CONFIG}: base_model_name_or_path: {base} is an adapter too; merge that one into its "
             "base first (merge_and_unload of PEFT)"
         )
-    if not (base / "config.json").is_file():
-        raise CheckpointError(f"{CONFIG}: base_model_name_or_path: {base} has no config.json")
+    if not (base / _MODEL).is_file():
+        raise CheckpointError(f"{CONFIG}: base_model_name_or_path: {base} has no {_MODEL}")
     links = dict(_links(Path(os.path.abspath(adapter)), Path(os.path.abspath(base))))
-    return made_folder("lora", adapter.name, repr(sorted(links.items())), lambda f: _fill(f, links))
+    size = _vocabulary_size(adapter)
+    key = repr((sorted(links.items()), size))
+    return made_folder("lora", adapter.name, key, lambda folder: _fill(folder, links, size))
 
 
 def _links(adapter: Path, base: Path) -> Iterator[tuple[str, Path]]:
@@ -51,6 +62,22 @@ def _links(adapter: Path, base: Path) -> Iterator[tuple[str, Path]]:
     yield ADAPTER, adapter
 
 
-def _fill(folder: Path, links: dict[str, Path]) -> None:
+def _vocabulary_size(adapter: Path) -> int | None:
+    """Return how many tokens there are in the embedding that the adapter has of its own, if any."""
+    try:
+        with safe_open(adapter / WEIGHTS, framework="numpy") as file:
+            found = next((name for name in file.offset_keys() if _EMBEDDING.fullmatch(name)), None)
+            return None if found is None else file.get_slice(found).get_shape()[0]
+    except (SafetensorError, OSError):  # told when its tensors are read
+        return None
+
+
+def _fill(folder: Path, links: dict[str, Path], vocabulary_size: int | None) -> None:
     for name, target in links.items():
         (folder / name).symlink_to(target)
+    config = read_json_object(links[_MODEL])
+    text = config if "vocab_size" in config else config.get("text_config", {})
+    if vocabulary_size is not None and text.get("vocab_size") != vocabulary_size:
+        text["vocab_size"] = vocabulary_size
+        (folder / _MODEL).unlink()
+        (folder / _MODEL).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

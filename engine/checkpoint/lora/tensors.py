@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.lora.config import LoraConfig, read_lora_config
-from engine.checkpoint.lora.folder import ADAPTER
+from engine.checkpoint.lora.folder import ADAPTER, WEIGHTS
 from engine.checkpoint.tensor_files.elements import read_tensor
 from engine.checkpoint.tensor_files.stored import StoredTensor, read_file
 from engine.errors import CheckpointError, UnsupportedError
 
-_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+# Of embeddings PEFT may write the base's and a second copy of its own too.
+_COPY = re.compile(r"\.(original_module|modules_to_save)\.")
 _PART = re.compile(r"(.+)\.(?:lora_(A|B)|lora_(magnitude)_vector)(?:\.weight)?")
 
 
@@ -82,22 +83,28 @@ def read_adapter(path: Path) -> Adapter | None:
     """
     if not (folder := path / ADAPTER).is_dir():
         return None
-    config, file = read_lora_config(folder), folder / _FILE
+    config, file = read_lora_config(folder), folder / WEIGHTS
     if not file.is_file():
-        raise CheckpointError(f"{_FILE}: not found in {folder.resolve()}; safetensors is required")
+        raise CheckpointError(
+            f"{WEIGHTS}: not found in {folder.resolve()}; safetensors is required"
+        )
     whole: dict[str, StoredTensor] = {}
     parts: dict[str, dict[str, StoredTensor]] = {}
     for tensor in read_file(file):
         name = tensor.name.removeprefix(_PREFIX)
+        if _COPY.search(name):
+            continue
         if match := _PART.fullmatch(name):
             parts.setdefault(match[1], {})[match[2] or match[3]] = tensor
         elif "lora_" in name or not name.endswith((".weight", ".bias")):
-            raise UnsupportedError(f"{tensor.name}: in {_FILE}: LoRA of this kind is not supported")
+            raise UnsupportedError(
+                f"{tensor.name}: in {WEIGHTS}: LoRA of this kind is not supported"
+            )
         else:
             name = name.replace(".base_layer.", ".")
             whole[name] = replace(tensor, name=name)
         if not tensor.is_float:
-            raise CheckpointError(f"{tensor.name}: has dtype {tensor.type_name} in {_FILE}")
+            raise CheckpointError(f"{tensor.name}: has dtype {tensor.type_name} in {WEIGHTS}")
     return Adapter(
         whole, {f"{name}.weight": _low_rank(name, parts[name], config) for name in parts}
     )
@@ -106,15 +113,15 @@ def read_adapter(path: Path) -> Adapter | None:
 def _low_rank(module: str, parts: dict[str, StoredTensor], config: LoraConfig) -> LowRank:
     for name in "AB":
         if name not in parts:
-            raise CheckpointError(f"{module}: has no lora_{name} in {_FILE}")
+            raise CheckpointError(f"{module}: has no lora_{name} in {WEIGHTS}")
     a, b, magnitude = parts["A"], parts["B"], parts.get("magnitude")
     is_pair = len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] > 0
     if not is_pair:
         raise CheckpointError(
-            f"{module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} in {_FILE} do not fit"
+            f"{module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} in {WEIGHTS} do not fit"
         )
     if magnitude is not None and magnitude.num_elements != b.shape[0]:
         raise CheckpointError(
-            f"{magnitude.name}: has shape {list(magnitude.shape)}, not [{b.shape[0]}], in {_FILE}"
+            f"{magnitude.name}: has shape {list(magnitude.shape)}, not [{b.shape[0]}], in {WEIGHTS}"
         )
     return LowRank(a, b, magnitude, config.scale(module, a.shape[0]), config.transposed)
