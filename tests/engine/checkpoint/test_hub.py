@@ -98,7 +98,16 @@ def gguf_parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def hub(tmp_path: Path, gguf_parts: dict[str, bytes]) -> Iterator[Hub]:
     others = ("Tiny-Q4_K.gguf", "Tiny-UD-Q8_0.gguf", "mmproj-Q8_0.gguf", "README.md")
     gguf = {**gguf_parts, **{name: name.encode() for name in others}}
-    repositories = {"owner/good": FILES, "owner/gated": FILES, "owner/gguf": gguf}
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "owner/good", "lora_alpha": 4}
+    repositories = {
+        "owner/good": FILES | {"config.json": b"{}"},
+        "owner/gated": FILES,
+        "owner/gguf": gguf,
+        "owner/adapter": {
+            "adapter_config.json": json.dumps(adapter).encode(),
+            "adapter_model.safetensors": b"weights",
+        },
+    }
     with hub_server(repositories, gated={"owner/gated"}) as (endpoint, fetched):
         yield Hub(endpoint, tmp_path, fetched)
 
@@ -174,6 +183,16 @@ def test_a_gguf_file_of_a_repository(hub: Hub, gguf_parts: dict[str, bytes]) -> 
     )
     answer = hub.resolve("owner/gguf:Q2_K", **cache)["owner/gguf:Q2_K"]
     assert answer.startswith("error: model: owner/gguf has no GGUF file whose name ends with Q2_K")
+
+
+@pytest.mark.parametrize("kind", ["all", "no weights"])
+def test_an_adapter_and_its_base(hub: Hub, kind: str) -> None:
+    cache = {"XDG_CACHE_HOME": str(hub.home / "cache"), "RESOLVE": kind}
+    folder = Path(hub.resolve("owner/adapter", **cache)["owner/adapter"])
+    of_base = WANTED - ({"model.safetensors"} if kind == "no weights" else set())
+    assert {file.name for file in folder.iterdir()} == of_base | {"adapter"}
+    assert set(hub.fetched) == of_base | {"adapter_config.json", "adapter_model.safetensors"}
+    assert (folder / "adapter" / "adapter_model.safetensors").read_bytes() == b"weights"
 
 
 def test_what_cannot_be_had_says_what_to_do(hub: Hub) -> None:
