@@ -139,7 +139,7 @@ class Preprocessor:
         """
         if messages is None:
             assert text is not None
-            return self._encode("text_input", text, special=add_special_tokens is not False)
+            return self._encode("text_input", text, add_special_tokens is not False)
         return self._encode("messages", self._rendered(messages, chat), bool(add_special_tokens))
 
     def token_texts(self, token_ids: TokenIds) -> list[str]:
@@ -170,37 +170,43 @@ class Preprocessor:
         self, inputs: RequestInputs, params: SamplingParams
     ) -> tuple[str, Callable[[], str], TokenIds]:
         """Return as `_whole_prompt` does, with what `truncate_prompt_tokens` leaves."""
-        field, text, input_ids = self._whole_prompt(inputs)
+        cuts = params.truncate_prompt_tokens is not None
+        field, text, input_ids = self._whole_prompt(inputs, cuts)
         kept = truncated(input_ids, params, self.max_model_len)
         if len(kept) < len(input_ids):
             return field, lambda: self._tokenizer.decode(kept.tolist(), False), kept
         return field, text, input_ids
 
-    def _whole_prompt(self, inputs: RequestInputs) -> tuple[str, Callable[[], str], TokenIds]:
-        """Return the name of the input that has the prompt, its text, and its tokens."""
+    def _whole_prompt(
+        self, inputs: RequestInputs, cuts: bool
+    ) -> tuple[str, Callable[[], str], TokenIds]:
+        """Return the name of the input that has the prompt, its text, and its tokens.
+
+        If it `cuts` the prompt, that may have more tokens than the model takes.
+        """
         if (ids := inputs.input_ids) is not None:
             check_token_ids("input_ids", ids, self._vocab_size)
             # The text is costly, and hardly ever wanted.
             return "input_ids", lambda: self._tokenizer.decode(ids.tolist(), False), ids
         if (text := inputs.text) is not None:
-            return "text_input", lambda: text, self._encode("text_input", text, special=True)
+            return "text_input", lambda: text, self._encode("text_input", text, True, cuts)
         assert inputs.messages is not None
         rendered = self._rendered(inputs.messages, inputs.chat)
         # A chat template writes the special tokens itself.
-        return "messages", lambda: rendered, self._encode("messages", rendered, special=False)
+        return "messages", lambda: rendered, self._encode("messages", rendered, False, cuts)
 
     def _rendered(self, messages: str, chat: ChatParameters) -> str:
         check_messages_json(messages, self.max_model_len)
         return render_text(self._tokenizer, parse_messages(messages), chat)
 
-    def _encode(self, field: str, prompt: str, special: bool) -> TokenIds:
-        self._check_characters(field, prompt)
+    def _encode(self, field: str, prompt: str, special: bool, cuts: bool = False) -> TokenIds:
+        self._check_characters(field, prompt, cuts)
         ids = self._tokenizer.encode(prompt, add_special_tokens=special, field=field)
         if not ids:
             raise RequestError(f"{field}: holds no tokens")
         return token_array(field, ids)
 
-    def _check_characters(self, field: str, prompt: str) -> None:
+    def _check_characters(self, field: str, prompt: str, cuts: bool) -> None:
         """Refuse most prompts that are too long without tokenising all of them."""
         limit = max_prompt_characters(self.max_model_len)
         if len(prompt) > limit:
@@ -209,7 +215,7 @@ class Preprocessor:
                 f"({self.max_model_len} tokens); at most {limit} are allowed"
             )
         start = prompt[: _MEAN_CHARACTERS * self.max_model_len]
-        if len(prompt) > _CERTAINLY_TOO_LONG * len(start):
+        if not cuts and len(prompt) > _CERTAINLY_TOO_LONG * len(start):
             num_tokens = len(self._tokenizer.encode(start, field=field))
             # Where the text is cut, a few tokens differ from those of the whole.
             if num_tokens > _CERTAINLY_TOO_LONG * self.max_model_len:

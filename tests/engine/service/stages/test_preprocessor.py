@@ -294,6 +294,11 @@ def test_a_prompt_is_cut_to_its_end_if_it_shall_be() -> None:
     assert cut.input_ids.tolist() == whole.input_ids.tolist()[-3:]
     assert cut.options.text_prefix
     assert text.endswith(cut.options.text_prefix)
+    # Also one that without it would be refused before all of it is tokenised.
+    for long in ({"text_input": 50 * text}, {"messages": chat(50 * text)}):
+        with pytest.raises(RequestError, match="more than"):
+            request(**long)
+        assert len(request(sampling_parameters=sampling, **long).input_ids) == 3
     tensors = {"input_ids": tensor(ids), "sampling_parameters": tensor(sampling)}
     with pytest.raises(RequestError, match="truncate_prompt_tokens: cut input_ids, or call"):
         parse_engine_inputs(tensors, {}, 0, READY)
