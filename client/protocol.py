@@ -99,12 +99,14 @@ class Logprob:
         token: its text; U+FFFD where its bytes are a part of a character only.
         logprob: natural logarithm; -9999 stands for minus infinity.
         rank: 1 is the most likely token of the vocabulary.
+        raw: its bytes, if they are a part of a character and the server knows them; else None.
     """
 
     token_id: int
     token: str
     logprob: float
     rank: int
+    raw: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class _Entry(msgspec.Struct):
     logprob: float
     rank: int
     decoded_token: str
+    bytes: list[int] | None = None
 
 
 # At each position the chosen token comes first.
@@ -97,7 +98,13 @@ def _positions(found: Sequence[Mapping[int, _Entry] | None]) -> tuple[TokenLogpr
     positions = []
     for entries in found:
         tokens = [
-            Logprob(token_id, entry.decoded_token, entry.logprob, entry.rank)
+            Logprob(
+                token_id,
+                entry.decoded_token,
+                entry.logprob,
+                entry.rank,
+                None if entry.bytes is None else bytes(entry.bytes),
+            )
             for token_id, entry in (entries or {}).items()
         ]
         if not tokens:

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from client.gateway.errors import ApiError, unsupported
 from client.gateway.gateway import Gateway
 from client.gateway.generation import Generation, UsageCount, merged
-from client.gateway.logprobs import CompletionLogprobsBuilder, prompt_logprobs
+from client.gateway.logprobs import CompletionLogprobsBuilder, first_token, prompt_logprobs
 from client.gateway.schemas.answers import Completion, CompletionChoice, CompletionLogprobs
 from client.gateway.schemas.completions import CompletionRequest, names_of
 from client.protocol import Chunk, TokenLogprobs
@@ -125,15 +125,9 @@ class CompletionCall:
         if not (first and self._body.echo):
             return self._logprobs[index].piece(own)
         prompt = self._of_prompts.get(number, ())
-        # The first token of a prompt has no log-probability: its text is what the others leave.
         whole = self._prompts[number]
-        length = len(whole) if isinstance(whole, str) else len(chunk.text) - _length(own)
-        start = chunk.text[: max(0, length - _length(prompt))]
+        start = first_token(chunk.text, whole if isinstance(whole, str) else None, prompt, own)
         return self._logprobs[index].piece((*prompt, *own), first=start)
-
-
-def _length(positions: Any) -> int:
-    return sum(len(position.chosen.token) for position in positions)
 
 
 def _append(choice: CompletionChoice, piece: CompletionChoice) -> None:

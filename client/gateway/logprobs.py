@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from client.gateway.schemas.answers import (
 from client.protocol import Logprob, TokenLogprobs
 
 _PART_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_CUT = 4096  # bytes of a stop string, and of the token that it ends in
 
 
 def chat_logprobs(
@@ -31,9 +33,9 @@ def chat_logprobs(
             TokenLogprob(
                 _name(position.chosen, as_ids),
                 position.chosen.logprob,
-                _bytes(position.chosen.token),
+                _bytes(position.chosen),
                 [
-                    TopLogprob(_name(each, as_ids), each.logprob, _bytes(each.token))
+                    TopLogprob(_name(each, as_ids), each.logprob, _bytes(each))
                     for each in position.top[:num_top]
                 ],
             )
@@ -43,20 +45,24 @@ def chat_logprobs(
 
 
 class CompletionLogprobsBuilder:
-    """Makes the log-probabilities of one sequence of a completion, piece by piece."""
+    """Makes the log-probabilities of one sequence of a completion, piece by piece.
+
+    The offset of a token that goes on with a character is that of the character.
+    """
 
     def __init__(self, *, as_ids: bool) -> None:
         """`as_ids` as in `chat_logprobs`."""
         self._as_ids = as_ids
+        self._decoder = getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
     def piece(
-        self, positions: Sequence[TokenLogprobs], *, first: str | None = None
+        self, positions: Sequence[TokenLogprobs], *, first: bytes | None = None
     ) -> CompletionLogprobs:
         """Return those of the next tokens; `first` is a token before them that has none."""
         made = CompletionLogprobs([], [], [], [])
         if first is not None:
-            self._add(made, first, first, None, None)
+            self._add(made, first.decode("utf-8", "replace"), first, None, None)
         for position in positions:
             top: dict[str, float] = {}
             for each in position.top:
@@ -65,14 +71,14 @@ class CompletionLogprobsBuilder:
                 top[f"token_id:{each.token_id}" if name in top else name] = each.logprob
             chosen = position.chosen
             name = _name(chosen, self._as_ids)
-            self._add(made, name, chosen.token, chosen.logprob, top)
+            self._add(made, name, _utf8(chosen), chosen.logprob, top)
         return made
 
     def _add(
         self,
         made: CompletionLogprobs,
         name: str,
-        text: str,
+        data: bytes,
         logprob: float | None,
         top: dict[str, float] | None,
     ) -> None:
@@ -80,7 +86,34 @@ class CompletionLogprobsBuilder:
         made.text_offset.append(self._offset)
         made.token_logprobs.append(logprob)
         made.top_logprobs.append(top)
-        self._offset += len(text)
+        self._offset += len(self._decoder.decode(data))
+
+
+def first_token(
+    text: str,
+    prompt: str | None,
+    others: Sequence[TokenLogprobs],
+    answer: Sequence[TokenLogprobs],
+) -> bytes:
+    """Return the bytes of the first token of an echoed prompt, of which nothing else is told.
+
+    Args:
+        text: the prompt, and after it the text of the answer.
+        prompt: what it was, unless it came as token ids.
+        others: all tokens of the prompt but the first.
+        answer: its tokens; of the last ones, those that ended it, there may be no text.
+    """
+    whole, rest = text.encode(), b"".join(_utf8(each.chosen) for each in others)
+    if prompt is not None and text.startswith(prompt):
+        return whole[: max(0, len(prompt.encode()) - len(rest))]
+    said = b"".join(_utf8(each.chosen) for each in answer).decode("utf-8", "replace").encode()
+    start = len(whole) - len(rest) - len(said)
+    for place in range(max(0, start), start + min(len(said), _LONGEST_CUT) + 1):
+        if whole.startswith(rest, place) and said.startswith(whole[place + len(rest) :]):
+            return whole[:place]
+    # Special tokens are left out of the text, or the prompt ends within a character.
+    length = sum(len(each.chosen.token) for each in (*others, *answer))
+    return text[: max(0, len(text) - length)].encode()
 
 
 def prompt_logprobs(positions: Sequence[TokenLogprobs]) -> list[Any]:
@@ -105,5 +138,11 @@ def _name(token: Logprob, as_id: bool) -> str:
     return f"token_id:{token.token_id}" if as_id else token.token
 
 
-def _bytes(text: str) -> list[int] | None:
-    return None if _PART_OF_A_CHARACTER in text else list(text.encode())
+def _bytes(token: Logprob) -> list[int] | None:
+    if token.raw is None and _PART_OF_A_CHARACTER in token.token:
+        return None
+    return list(_utf8(token))
+
+
+def _utf8(token: Logprob) -> bytes:
+    return token.token.encode() if token.raw is None else token.raw

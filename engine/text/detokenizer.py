@@ -123,6 +123,10 @@ class Detokenizer:
             return self.tokenizer.decode([token_id], skip_special_tokens=False)
         return text.decode("utf-8")
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes that a token adds to a text, also parts of characters; None: unknown."""
+        return self._rule.raw_bytes(token_id)
+
     def token_flags(self, vocab_size: int) -> TokenFlags:
         """Return what is known of each token of a model; it may know more ids than the tokenizer.
 

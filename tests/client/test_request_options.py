@@ -66,6 +66,13 @@ class TestLogprobs:
         asked = triton.requests[0]["sampling_parameters"]
         assert asked == {"n": 2, "prompt_logprobs": 2, "max_tokens": 0}
 
+    def test_of_a_part_of_a_character(self, triton: FakeTriton, connect: Connect) -> None:
+        entry = {"logprob": -1.0, "rank": 1, "decoded_token": " \ufffd", "bytes": [32, 240]}
+        triton.pieces = [Piece({0: ""}, (0,), final=True, logprobs=(json.dumps([{"4": entry}]),))]
+        with connect(triton.url) as client:
+            (position,) = client.generate("a", logprobs=0).outputs[0].logprobs or ()
+        assert position.chosen == Logprob(4, " \ufffd", -1.0, 1, b" \xf0")
+
     def test_none_unless_asked_for(self, triton: FakeTriton, connect: Connect) -> None:
         triton.pieces = HELLO
         with connect(triton.url) as client:

@@ -20,6 +20,7 @@ from engine.text.sections.format import SectionFormat
 from engine.text.sections.reader import SectionReader
 from engine.text.tokenizer import Tokenizer
 
+_PART_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 _DECODER = msgspec.msgpack.Decoder(DetokenizerInput)
@@ -87,7 +88,10 @@ class Postprocessor:
         return msgspec.json.encode(sections).decode()
 
     def _logprobs(self, chunk: Chunk) -> str:
-        """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`."""
+        """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`.
+
+        A token that is a part of a character has its `bytes` too: its text does not tell them.
+        """
         positions = [self._position(position) for position in chunk.details.logprobs or []]
         return msgspec.json.encode(positions).decode()
 
@@ -105,10 +109,18 @@ class Postprocessor:
             str(token_id): {
                 "logprob": max(logprob, _LEAST_LOGPROB),
                 "rank": rank,
-                "decoded_token": self._tokenizer.token_text(token_id),
+                **self._told(token_id),
             }
             for token_id, logprob, rank in entries
         }
+
+    def _told(self, token_id: int) -> dict[str, Any]:
+        text = self._tokenizer.token_text(token_id)
+        if _PART_OF_A_CHARACTER in text:
+            raw = self._detokenizer.token_bytes(token_id)
+            if raw is not None:
+                return {"decoded_token": text, "bytes": list(raw)}
+        return {"decoded_token": text}
 
 
 def _decodable(field: str, data: bytes) -> list[int]:

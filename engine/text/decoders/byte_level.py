@@ -51,6 +51,9 @@ class ByteLevelRule:
     def whole_text(self, token_id: int) -> bytes | None:
         return None if self._texts[False](token_id) is None else self._bytes[False](token_id)
 
+    def raw_bytes(self, token_id: int) -> bytes | None:
+        return self._bytes[False](token_id)
+
     def scanner(
         self, automaton: StopAutomaton, window_ids: Sequence[int], skip: bool
     ) -> _ByteLevelScanner:

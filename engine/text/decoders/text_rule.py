@@ -44,6 +44,12 @@ class TextRule(Protocol):
         With special tokens not skipped; of an unknown id it is empty.
         """
 
+    def raw_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes that the token adds to a text, also parts of characters; None: unknown.
+
+        Special tokens and unknown ids as in `whole_text`.
+        """
+
     def scanner(
         self, automaton: StopAutomaton, window_ids: Sequence[int], skip: bool
     ) -> TokenScanner:

@@ -73,6 +73,10 @@ class TokenwiseRule:
             return text.encode("utf-8")
         return None if token_id in self._byte_of[False] else b""
 
+    def raw_bytes(self, token_id: int) -> bytes | None:
+        byte = self._byte_of[False].get(token_id)
+        return self.whole_text(token_id) if byte is None else bytes([byte])
+
     def scanner(
         self, automaton: StopAutomaton, window_ids: Sequence[int], skip: bool
     ) -> _TokenwiseScanner:

@@ -47,6 +47,9 @@ class UnknownRule:
     def whole_text(self, token_id: int) -> bytes | None:
         return None
 
+    def raw_bytes(self, token_id: int) -> bytes | None:
+        return None
+
     def scanner(
         self, automaton: StopAutomaton, window_ids: Sequence[int], skip: bool
     ) -> _DecodingScanner:

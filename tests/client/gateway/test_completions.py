@@ -14,8 +14,15 @@ from tests.client.gateway.asking import ask
 from tests.server.gateway.running import running
 
 
-def positions(*texts: str) -> str:
-    return json.dumps([{"1": {"logprob": -1.0, "rank": 1, "decoded_token": t}} for t in texts])
+def positions(*texts: str | bytes) -> str:
+    """Return positions of these tokens; bytes are a part of a character."""
+    told: list[dict[str, Any]] = [
+        {"decoded_token": t}
+        if isinstance(t, str)
+        else {"decoded_token": t.decode("utf-8", "replace"), "bytes": list(t)}
+        for t in texts
+    ]
+    return json.dumps([{"1": {"logprob": -1.0, "rank": 1, **each}} for each in told])
 
 
 OF_PROMPT = json.dumps([None, *json.loads(positions("b"))])
@@ -47,3 +54,52 @@ def test_each_choice_has_the_logprobs_of_its_prompt(
     assert found[second]["logprobs"]["token_logprobs"] == [None, -1, -1, -1]
     assert found[second]["logprobs"]["text_offset"] == [0, 1, 2, 3]
     assert found[first]["prompt_logprobs"] == found[second]["prompt_logprobs"] is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "of_prompt", "of_answer", "expected"),
+    [
+        ("abc", ["b"], ["c", "<eos>"], ["a", "b", "c", "<eos>"]),
+        ("a", [], ["<eos>"], ["a", "<eos>"]),
+        ("aaaa", ["a"], ["a", "a", "<eos>"], ["a", "a", "a", "a", "<eos>"]),
+        ("The sea", [" sea"], [" st", "op"], ["The", " sea", " st", "op"]),  # a stop string
+        ("The s", [" s"], [" \ufffd"], ["The", " s", " \ufffd"]),
+    ],
+)
+def test_the_first_token_is_found_whatever_ends_the_answer(
+    gateway: str,
+    triton: FakeTriton,
+    text: str,
+    of_prompt: list[str],
+    of_answer: list[str],
+    expected: list[str],
+) -> None:
+    prompt_logprobs = json.dumps([None, *json.loads(positions(*of_prompt))])
+    logprobs = (positions(*of_answer),)
+    triton.pieces = [
+        Piece({0: text}, (0,), True, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    ]
+    body = {"prompt": [1], "echo": True, "logprobs": 0}
+    reply = ask(gateway, "POST", "/v1/completions", body)
+    assert json.loads(reply.body)["choices"][0]["logprobs"]["tokens"] == expected
+
+
+@pytest.mark.parametrize("prompt", ["hi 😊 you", [1]])
+def test_offsets_are_those_of_characters(gateway: str, triton: FakeTriton, prompt: Any) -> None:
+    face = "😊".encode()
+    of_prompt = positions(b" " + face[:2], face[2:3], face[3:], " you")
+    of_answer = positions(face[:2], face[2:], "!", "<eos>")
+    triton.pieces = [
+        Piece(
+            {0: "hi 😊 you😊!"},
+            (0,),
+            True,
+            logprobs=(of_answer,),
+            prompt_logprobs=json.dumps([None, *json.loads(of_prompt)]),
+        )
+    ]
+    body = {"prompt": prompt, "echo": True, "logprobs": 0}
+    reply = ask(gateway, "POST", "/v1/completions", body)
+    found = json.loads(reply.body)["choices"][0]["logprobs"]
+    assert found["tokens"][0] == "hi"
+    assert found["text_offset"] == [0, 2, 3, 3, 4, 8, 8, 9, 10]

@@ -152,6 +152,14 @@ def test_token_text_is_that_inside_a_sentence(
     assert fallback.token_text(convert("</s>")) == "</s>"
     assert level.token_text(level.encode("😃")[0]) in ("\N{REPLACEMENT CHARACTER}", " ")
     assert level.token_text(level.vocab_size) == ""
+    assert byte_fallback.token_bytes(convert("<0xE4>")) == b"\xe4"
+    assert byte_fallback.token_bytes(convert("▁the")) == b" the"
+
+
+def test_the_bytes_of_tokens_join_to_the_text(byte_level: Detokenizer) -> None:
+    text = "a😃你b"
+    parts = map(byte_level.token_bytes, byte_level.tokenizer.encode(text))
+    assert b"".join(part or b"?" for part in parts) == text.encode()
 
 
 def test_loading_takes_no_torch(tmp_path: Path) -> None:

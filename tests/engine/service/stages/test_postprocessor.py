@@ -137,6 +137,16 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     }
 
 
+def test_a_part_of_a_character_has_its_bytes() -> None:
+    ids = TOKENIZER.encode("a🎉")
+    chunk = out(0, *ids, logprobs=[TokenLogprobs([i], [-1.0], [1]) for i in ids])
+    (content,) = POSTPROCESS(DetokenizerInput(1, [chunk], outputs=["logprobs"]))["logprobs"]
+    entries = [entry for position in json.loads(content) for entry in position.values()]
+    assert "bytes" not in entries[0]  # its text says it all
+    parts = [bytes(each.get("bytes", each["decoded_token"].encode())) for each in entries]
+    assert b"".join(parts).decode() == "a🎉"
+
+
 def prompt_scores() -> PromptLogprobs:
     return pack(
         np.array([6, 5], dtype=np.int32),
