@@ -111,12 +111,14 @@ def _failure(log: str) -> str:
     # Several stages may fail for one reason, in the same words.
     if reasons := dict.fromkeys(_own_words(each) for each in problems if "failed to load" in each):
         return "\n".join(reasons)
+    # What a server said that went on is not why this one ended: warnings, and lines of requests,
+    # which quote their clients.
+    lines = [line for line in lines if line.severity not in ("I", "W")]
     for pattern in (r"unrecognized option '[^']+'", r"error: (.+)", r"(error while loading .+)"):
         for line in lines:
             if found := re.search(pattern, line.text):
                 return found[found.lastindex or 0]
-    # A warning was said by a server that went on: it is not why this one ended.
-    errors = [line.text for line in lines if line.is_problem and line.severity != "W"]
+    errors = [line.text for line in lines if line.is_problem]
     return "\n".join(errors[-3:]) or "tritonserver ended without saying why"
 
 

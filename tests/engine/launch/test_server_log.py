@@ -93,6 +93,11 @@ class TestServerLog:
                 "2026-11-20 16:55:43.370 WARNING trident.kernels: no CPU kernels",
                 "tritonserver ended without saying why",
             ),
+            (  # what a client has sent is not the reason
+                "2026-11-20 16:55:43.370 INFO trident.request: request refused "
+                'error="guided_regex: regex parse error: (?=a) error: call me"',
+                "tritonserver ended without saying why",
+            ),
         ],
     )
     def test_other_failures(self, log: str, reason: str) -> None:
