@@ -18,6 +18,7 @@ from engine.service.stages.request_inputs import RequestInputs
 from engine.service.stages.tokenized_request import TokenizedRequest
 from engine.text.chat_parameters import ChatParameters
 from engine.text.chat_template import parse_messages, render_text
+from engine.text.detokenizer import Detokenizer
 from engine.text.load_tokenizer import load_tokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.validation.checks import check_token_ids
@@ -52,6 +53,7 @@ class Preprocessor:
     ) -> None:
         """`vocab_size` is the model's, which may exceed the tokenizer's."""
         self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer)
         self._defaults = defaults
         self.max_model_len = max_model_len
         self._vocab_size = vocab_size
@@ -174,7 +176,7 @@ class Preprocessor:
         field, text, input_ids = self._whole_prompt(inputs, cuts)
         kept = truncated(input_ids, params, self.max_model_len)
         if len(kept) < len(input_ids):
-            return field, lambda: self._tokenizer.decode(kept.tolist(), False), kept
+            return field, lambda: self._text(kept), kept
         return field, text, input_ids
 
     def _whole_prompt(
@@ -187,13 +189,19 @@ class Preprocessor:
         if (ids := inputs.input_ids) is not None:
             check_token_ids("input_ids", ids, self._vocab_size)
             # The text is costly, and hardly ever wanted.
-            return "input_ids", lambda: self._tokenizer.decode(ids.tolist(), False), ids
+            return "input_ids", lambda: self._text(ids), ids
         if (text := inputs.text) is not None:
             return "text_input", lambda: text, self._encode("text_input", text, True, cuts)
         assert inputs.messages is not None
         rendered = self._rendered(inputs.messages, inputs.chat)
         # A chat template writes the special tokens itself.
         return "messages", lambda: rendered, self._encode("messages", rendered, False, cuts)
+
+    def _text(self, ids: TokenIds) -> str:
+        """Return the text of a prompt, but for a character that its output may complete."""
+        window = self._detokenizer.prompt_window(ids, skip_special_tokens=False)
+        begun = self._detokenizer.delta(window, [], final=True, skip_special_tokens=False)
+        return self._tokenizer.decode(ids.tolist(), False).removesuffix(begun)
 
     def _rendered(self, messages: str, chat: ChatParameters) -> str:
         check_messages_json(messages, self.max_model_len)

@@ -63,15 +63,22 @@ def test_each_choice_has_the_logprobs_of_its_prompt(
         ("a", [], ["<eos>"], ["a", "<eos>"]),
         ("aaaa", ["a"], ["a", "a", "<eos>"], ["a", "a", "a", "a", "<eos>"]),
         ("The sea", [" sea"], [" st", "op"], ["The", " sea", " st", "op"]),  # a stop string
-        ("The s", [" s"], [" \ufffd"], ["The", " s", " \ufffd"]),
+        ("The s \ufffd", [" s"], [b" \xf0"], ["The", " s", " \ufffd"]),
+        ("hi \ufffd\na", [b" \xf0\x9f"], ["\na"], ["hi", " \ufffd", "\na"]),
+        (
+            "hi 😊",
+            [b" \xf0\x9f"],
+            [b"\x98\x8a", "<eos>"],
+            ["hi", " \ufffd", "\ufffd\ufffd", "<eos>"],
+        ),
     ],
 )
 def test_the_first_token_is_found_whatever_ends_the_answer(
     gateway: str,
     triton: FakeTriton,
     text: str,
-    of_prompt: list[str],
-    of_answer: list[str],
+    of_prompt: list[str | bytes],
+    of_answer: list[str | bytes],
     expected: list[str],
 ) -> None:
     prompt_logprobs = json.dumps([None, *json.loads(positions(*of_prompt))])

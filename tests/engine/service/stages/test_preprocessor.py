@@ -283,6 +283,15 @@ def test_the_options_are_msgpack() -> None:
     assert decoded.outputs == ["cum_log_probs", "output_log_probs"]
 
 
+def test_a_character_that_the_output_may_complete_is_not_echoed() -> None:
+    *ids, last = TOKENIZER.encode("a🎉")
+    assert len(ids) > 1
+    echoed = request(input_ids=ids, exclude_input_in_output=False)
+    assert echoed.options.text_prefix == "a"
+    whole = request(input_ids=[*ids, last], exclude_input_in_output=False)
+    assert whole.options.text_prefix == "a🎉"
+
+
 def test_a_prompt_is_cut_to_its_end_if_it_shall_be() -> None:
     ids = list(range(20))
     sampling = json.dumps({"truncate_prompt_tokens": 3})
