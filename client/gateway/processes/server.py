@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from client.gateway.security.http_protocol import BoundedHttpProtocol
 from client.gateway.settings import DEFAULT_PORT, GatewaySettings
 
 _POLL_S = 0.1
+BACKLOG = 2048  # connections that wait to be accepted
 
 
 class Server(uvicorn.Server):
@@ -25,7 +28,20 @@ class Server(uvicorn.Server):
 
     uvicorn waits for nothing then but for its sockets; these wait for their connections from Python
     3.12.1 on.
+
+    Without descriptors asyncio tries to accept as many connections as may wait, each time with a
+    traceback, and each failure tries again: soon it does nothing else. So it is told of one.
     """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; more connections may wait than are accepted at once."""
+        await super().startup(sockets)
+        if self.should_exit:  # the application has not started, and nothing listens
+            return
+        for server in self.servers:
+            for listener in server.sockets:
+                with socket.socket(fileno=os.dup(listener.fileno())) as same:
+                    same.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the answers in flight, or cut them off."""
@@ -68,6 +84,9 @@ def run(server: Server, sockets: list[socket.socket] | None = None) -> None:
     # What the start has made stays: 90,000 objects, in which looking for garbage took 60 ms, for
     # which all streams stood still.
     gc.freeze()
+    # Each connection takes a descriptor. The usual limit of 1024 is for programs that use `select`.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     server.run(sockets)
 
 
@@ -99,6 +118,7 @@ def make_server(
         port=port,
         http=BoundedHttpProtocol,
         ws="none",
+        backlog=1,  # see `Server`
         access_log=False,  # ours is written without query strings
         log_level="warning",
         server_header=False,

@@ -16,7 +16,7 @@ import sys
 import threading
 from pathlib import Path
 
-from client.gateway.processes.server import configure_logging, make_server, run
+from client.gateway.processes.server import BACKLOG, configure_logging, make_server, run
 from client.gateway.settings import SETTINGS
 
 
@@ -31,8 +31,7 @@ def main(host: str, port: int, folder: Path) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The kernel spreads connections over the sockets of a port. From one socket for all, the worker
     # that wakes first would take most of those that come at once.
-    backlog = server.config.backlog
-    listener = socket.create_server((host, port), family=family, backlog=backlog, reuse_port=True)
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=True)
     run(server, [listener])
 
 
