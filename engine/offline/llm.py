@@ -6,15 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, error_of
 from engine.offline.display import loading, progress
 from engine.offline.outputs import (
     CompletionOutput,
-    EmbeddingOutput,
     EmbeddingRequestOutput,
     Logprob,
     RequestOutput,
@@ -100,7 +97,10 @@ class LLM:
         ] * len(many)
         many = cut(many, params, self._core.ready.max_model_len)
         rows = self._run(many, params, use_tqdm)
-        return [_embedding(prompt, row) for prompt, (row,) in zip(many, rows, strict=True)]
+        return [
+            EmbeddingRequestOutput.of(row, prompt.token_ids)
+            for prompt, (row,) in zip(many, rows, strict=True)
+        ]
 
     def chat(
         self,
@@ -192,15 +192,17 @@ class LLM:
         finished: dict[int, list[SequenceOutput]] = {uid: [] for uid in uids}
         try:
             for uid, prompt, sampling in zip(uids, prompts, params, strict=True):
-                self._core.add_request(
-                    AddRequest(
-                        uid=uid,
-                        prompt_token_ids=pack_token_ids(prompt.token_ids, "input_ids"),
-                        sampling_params=sampling.model_dump(exclude_defaults=True),
-                        stream=False,
-                        cache_salt=prompt.cache_salt,
-                    )
+                message = AddRequest(
+                    uid=uid,
+                    prompt_token_ids=pack_token_ids(prompt.token_ids, "input_ids"),
+                    sampling_params=sampling.model_dump(exclude_defaults=True),
+                    stream=False,
+                    cache_salt=prompt.cache_salt,
                 )
+                try:
+                    self._core.add_request(message)
+                except RequestError as error:
+                    raise error_of(error.code, f"prompt {uids.index(uid)}: {error}") from None
             with progress(sum(p.n for p in params), enabled=show_progress) as advance:
                 while self._core.has_unfinished_requests():
                     outputs = self._core.step()
@@ -225,6 +227,10 @@ class LLM:
             return [self.get_default_sampling_params()] * count
         if isinstance(sampling_params, SamplingParams):
             return [sampling_params] * count
+        if not isinstance(sampling_params, Sequence) or not all(
+            isinstance(each, SamplingParams) for each in sampling_params
+        ):
+            raise RequestError("sampling_params: must be `SamplingParams`, or a list of them")
         if len(sampling_params) != count:
             raise RequestError(
                 f"sampling_params: {len(sampling_params)} given for {count} prompts; give one, or "
@@ -292,9 +298,3 @@ class LLM:
 def _refuse(others: Mapping[str, Any]) -> None:
     for name in unsupported.without(dict(others), unsupported.ARGUMENTS):
         raise RequestError(f"{name}: unknown argument")
-
-
-def _embedding(prompt: TokenizedPrompt, output: SequenceOutput) -> EmbeddingRequestOutput:
-    assert output.embedding is not None
-    values = np.frombuffer(output.embedding, dtype="<f4").tolist()
-    return EmbeddingRequestOutput(str(output.uid), EmbeddingOutput(values), prompt.token_ids)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine.protocol.messages import RequestStats
+import numpy as np
+
+from engine.protocol.messages import RequestStats, SequenceOutput
 from engine.text.sections.splitter import Section
 
 
@@ -92,6 +94,13 @@ class EmbeddingRequestOutput:
     request_id: str
     outputs: EmbeddingOutput
     prompt_token_ids: list[int]
+
+    @classmethod
+    def of(cls, output: SequenceOutput, prompt_token_ids: list[int]) -> EmbeddingRequestOutput:
+        """Return what the engine has found for a prompt."""
+        assert output.embedding is not None
+        values = np.frombuffer(output.embedding, dtype="<f4").tolist()
+        return cls(str(output.uid), EmbeddingOutput(values), prompt_token_ids)
 
     @property
     def finished(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -83,12 +83,15 @@ def rendered(
         RequestError: a conversation is malformed, or there is no template.
         CheckpointError: the template is broken.
     """
-    conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+    # What is no list at all is one conversation: `check_messages` says what it must be.
+    is_one = not _is_list(messages) or any(isinstance(each, Mapping) for each in messages[:1])
     texts = [
         chat_template.render_text(
-            tokenizer, chat_template.check_messages(list(conversation)), parameters
+            tokenizer,
+            chat_template.check_messages(list(each) if _is_list(each) else each),
+            parameters,
         )
-        for conversation in conversations
+        for each in ([messages] if is_one else messages)
     ]
     salt = _salt(cache_salt)
     # A chat template writes the special tokens itself.
@@ -98,12 +101,19 @@ def rendered(
     ]
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if len(prompts) and all(isinstance(token_id, int) for token_id in prompts):
-        return [cast(Sequence[int], prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise _no_prompt("prompts")
+    many = list(prompts)
+    if many and all(isinstance(token_id, int) for token_id in many):
+        return [cast(list[int], many)]
+    return cast(list[Prompt], many)
 
 
 def _tokenized(
@@ -126,6 +136,8 @@ def _tokenized(
 
 
 def _integers(token_ids: Sequence[int], place: str) -> list[int]:
+    if isinstance(token_ids, bytes):  # a text that is not decoded, and no token ids
+        raise _no_prompt(place)
     try:
         return [operator.index(token_id) for token_id in token_ids]
     except TypeError:

@@ -201,7 +201,7 @@ def test_what_sentence_transformers_says_of_it(
     write_modules(path, pooling)
     llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=32)
     if text:
-        with pytest.raises(UnsupportedError, match=f"^return_embedding: .*{text}"):
+        with pytest.raises(UnsupportedError, match=f"^prompt 0: return_embedding: .*{text}"):
             llm.embed("a", use_tqdm=False)
     else:
         assert llm.embed("a", use_tqdm=False)

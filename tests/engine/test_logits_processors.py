@@ -203,20 +203,20 @@ def test_a_fault_is_the_error_of_its_request_alone(llm: LLM, fault: str) -> None
     [
         (
             ["other"],
-            r"^logits_processors\[0\]\.name: there is no logits processor 'other'; "
+            r"^prompt 0: logits_processors\[0\]\.name: there is no logits processor 'other'; "
             "installed: 'counting'$",
         ),
         (
             [{"name": "counting"}],
-            r"^logits_processors\[0\]\.args: first: must be 0 to 399 \(got None\)",
+            r"^prompt 0: logits_processors\[0\]\.args: first: must be 0 to 399 \(got None\)",
         ),
         (
             ["counting", {"name": "counting", "args": {"first": 1, "x": 1}}],
-            r"^logits_processors\[0\]\.args: first",
+            r"^prompt 0: logits_processors\[0\]\.args: first",
         ),
         (
             [{"name": "counting", "args": {"first": 1, "fail": "validation"}}],
-            r"^logits_processors\[0\]\.args: the processor cannot check them: KeyError$",
+            r"^prompt 0: logits_processors\[0\]\.args: the processor cannot check them: KeyError$",
         ),
         ([{"args": {}}], r"^logits_processors\[0\]\.name: Field required"),
         ([{"name": "counting", "arg": {}}], r"^logits_processors\[0\]\.arg: unknown field"),

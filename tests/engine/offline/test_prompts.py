@@ -45,6 +45,29 @@ def test_an_unknown_field_of_a_prompt_is_refused(llm: LLM) -> None:
         llm.generate([{"prompt": "x", "multi_modal_data": {"image": 1}}], GREEDY, False)
 
 
+@pytest.mark.parametrize("prompts", [None, 5, b"The quick", [b"The quick"], [{"prompt": b"x"}]])
+def test_what_is_no_text_and_no_list_is_no_prompt(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(ValueError, match=r"^prompts(\.0)?: must be a text or a list of token ids"):
+        llm.generate(prompts, GREEDY, False)
+
+
+@pytest.mark.parametrize("messages", [None, 5, "Hi", QUESTION[0], ["Hi"], [None], [5]])
+def test_what_is_no_conversation_is_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(ValueError, match=r"^messages: must be a list \(got "):
+        llm.chat(messages, GREEDY, False)
+
+
+@pytest.mark.parametrize("params", [5, "x", {"max_tokens": 3}, [None], [GREEDY, {"n": 1}]])
+def test_what_are_no_sampling_parameters_is_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(ValueError, match=r"^sampling_params: must be `SamplingParams`"):
+        llm.generate([[1, 2], [3]], params, False)
+
+
+def test_the_prompt_that_is_refused_is_told(llm: LLM) -> None:
+    with pytest.raises(ValueError, match=r"^prompt 1: input_ids: the prompt is empty"):
+        llm.generate(["The quick", ""], GREEDY, False)
+
+
 def test_arguments_of_vllm_may_ask_for_nothing(llm: LLM) -> None:
     llm.generate([1, 2, 3], GREEDY, False, lora_request=None, priority=None)
     with pytest.raises(UnsupportedError, match=r"^lora_request: not supported"):
