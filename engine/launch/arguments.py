@@ -7,6 +7,7 @@ from itertools import chain
 from engine.config.engine_config import EngineConfig
 from engine.launch.errors import ServerStartError
 from engine.launch.ports import Endpoint, pick_free
+from engine.validation import unsupported
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
@@ -81,11 +82,12 @@ def check(arguments: Sequence[str]) -> None:
     Raises:
         ServerStartError: naming the argument.
     """
-    own = list(chain.from_iterable(setting_flags().values()))
+    own = [*chain.from_iterable(setting_flags().values()), *map(as_flag, unsupported.SETTINGS)]
     for flag in (each.partition("=")[0] for each in arguments if _is_flag(each)):
         if flag in _RESERVED:
             raise ServerStartError(f"{flag} is set by trident itself")
-        if similar := difflib.get_close_matches(flag, own, n=1, cutoff=0.9):
+        # vLLM's scripts may have its underscores, which no flag of tritonserver has.
+        if similar := difflib.get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.9):
             raise ServerStartError(f"unknown flag {flag}", f"did you mean {similar[0]}?")
         if not flag.startswith("--"):  # tritonserver would not say which it does not know
             raise ServerStartError(f"unknown flag {flag}", "see trident serve --help")

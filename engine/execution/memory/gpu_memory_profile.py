@@ -153,7 +153,9 @@ def gpu_share(config: ResolvedConfig, total: int) -> int:
 
 
 def gib(num_bytes: int) -> str:
-    """Return a number of bytes as text for the user."""
+    """Return a number of bytes as text for the user; a small one in MiB, not as 0.00 GiB."""
+    if 0 < num_bytes < 2**30 // 10:
+        return f"{num_bytes / 2**20:.2f} MiB"
     return f"{num_bytes / 2**30:.2f} GiB"
 
 

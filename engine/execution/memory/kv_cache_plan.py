@@ -121,7 +121,7 @@ def plan_kv_cache(
         raise InsufficientMemoryError(
             f"{'num_gpu_blocks_override' if by_blocks else 'kv_cache_memory_bytes'}: a KV cache of "
             f"{gib(num_bytes)} does not fit into the {gib(free)} free on {device.type}"
-            f"{_beside(profile)}"
+            f"{_beside(profile)}; lower it"
         )
     return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes, windows)
 

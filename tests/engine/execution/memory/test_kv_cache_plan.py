@@ -54,6 +54,13 @@ def test_the_size_can_be_given(checkpoint: Path) -> None:
     assert plan(checkpoint, num_gpu_blocks_override=12).num_blocks == 12
 
 
+def test_what_one_sequence_of_a_small_model_needs_is_told(checkpoint: Path) -> None:
+    with pytest.raises(
+        InsufficientMemoryError, match=r"needs 0\.09 MiB of KV .*; raise kv_cache_memory_bytes$"
+    ):
+        plan(checkpoint, kv_cache_memory_bytes=1000, max_model_len=128)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"kv_cache_memory_bytes": 2**50, "max_num_seqs": 2048}, {"num_gpu_blocks_override": 99}],
@@ -62,7 +69,9 @@ def test_a_size_that_does_not_fit_is_refused(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]
 ) -> None:
     monkeypatch.setattr(kv_cache_plan, "_free_bytes", lambda device: 98 * 16 * 2 * 3 * 2 * 16 * 4)
-    with pytest.raises(InsufficientMemoryError, match=f"^{next(iter(settings))}: a KV cache of"):
+    with pytest.raises(
+        InsufficientMemoryError, match=f"^{next(iter(settings))}: a KV cache of .*; lower it$"
+    ):
         plan(checkpoint, **settings)
 
 
