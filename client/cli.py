@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from client.commands.lazy import LazyGroup
-from client.errors import TridentClientError
+from client.errors import ConnectError, TridentClientError
 
 # name -> (module, what the list of commands says of it)
 COMMANDS = {
@@ -93,7 +93,8 @@ def main() -> None:
             raise SystemExit(2) from None
         if not isinstance(error, _expected_errors()):
             raise
-        _complain(f"trident: {error}", style="red")
+        todo = " (trident serve starts one; --url says where it is)"
+        _complain(f"trident: {error}{todo * isinstance(error, ConnectError)}", style="red")
         if hint := getattr(error, "hint", ""):
             _complain(f"  {hint}")
         raise SystemExit(1) from None

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
-from http.client import HTTPException, HTTPResponse
+from http.client import BadStatusLine, HTTPException, HTTPResponse
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -148,6 +148,12 @@ class GatewayClient:
             except TimeoutError:
                 raise _timed_out() from None
             except (OSError, HTTPException) as error:
+                # Not what it said, which may be binary; an empty answer is an `OSError` too.
+                if isinstance(error, BadStatusLine) and not isinstance(error, OSError):
+                    raise ServerError(
+                        f"{self._address.name} does not answer in HTTP: the port of gRPC is given "
+                        "as host:port, without http://"
+                    ) from None
                 what = str(error) or type(error).__name__
                 raise UnavailableError(
                     f"the connection with {self._address.name} broke: {what}"

@@ -111,8 +111,6 @@ class TestServe:
             (["--api-key", "sk a"], "--api-key must not be empty or have spaces in it"),
             (["--enable-lora"], "enable_lora: not supported"),
             (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),
-            (["--max_num_seqs", "1"], "did you mean --max-num-seqs"),
-            (["--tensor_parallel_size=2"], "did you mean --tensor-parallel-size"),
             (["--http-port", "http"], "--http-port"),
             (["--openai-port", "on"], "--openai-port must be a port number or off"),
             (["--openai-port", "8001"], "port 8001 is given to both"),

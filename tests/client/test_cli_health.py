@@ -84,7 +84,10 @@ class TestHealth:
     ) -> None:
         monkeypatch.setenv("TRIDENT_URL", "localhost:9")
         assert main(monkeypatch, "health", "--generate") == 1
-        assert capsys.readouterr().err == "trident: no server answers at localhost:9\n"
+        assert capsys.readouterr().err == (
+            "trident: no server answers at localhost:9 "
+            "(trident serve starts one; --url says where it is)\n"
+        )
 
 
 class TestConnectionOptions:

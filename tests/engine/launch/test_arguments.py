@@ -122,6 +122,13 @@ def test_refused(arguments: list[str], text: str) -> None:
         flags.check(arguments)
 
 
+@pytest.mark.parametrize("name", ["max-num-seqs", "tensor-parallel-size"])
+def test_a_flag_with_underscores_is_told_without(name: str) -> None:
+    with pytest.raises(ServerStartError, match=f"unknown flag --{name.replace('-', '_')}") as told:
+        flags.check([f"--{name.replace('-', '_')}=2"])
+    assert told.value.hint == f"did you mean --{name}?"
+
+
 def test_tritonservers_own_flags_pass() -> None:
     flags.check(
         [
