@@ -115,14 +115,14 @@ def _check_tls(arguments: Sequence[str]) -> None:
 
 
 def _file(arguments: Sequence[str], flag: str, variable: str) -> Path:
-    value = value_of(arguments, flag)
+    value, names = value_of(arguments, flag), f"{flag} (or the variable {variable})"
     if not value:
-        raise ServerStartError(f"TLS needs {flag} (or the variable {variable})")
+        raise ServerStartError(f"TLS needs {names}")
     path = Path(value)
     try:
         path.open("rb").close()
     except OSError as error:
-        raise ServerStartError(f"{flag}: {path}: {error.strerror}") from None
+        raise ServerStartError(f"{names}: {path}: {error.strerror}") from None
     return path
 
 

@@ -22,7 +22,7 @@ from engine.launch.log_file import LogFile
 from engine.launch.model_configs import ENSEMBLE
 from engine.launch.ports import Endpoint, require_free
 from engine.launch.processes import kill_all, remove_environment, uninterrupted
-from engine.launch.readiness import answers
+from engine.launch.readiness import answers, require_model
 from engine.launch.run_directory import RunDirectory
 from engine.launch.stage_watch import StageWatch
 
@@ -140,8 +140,7 @@ class TritonServer:
         Raises:
             ServerStartError: a port is taken, or the model cannot be found or downloaded.
         """
-        if not self._repository.is_dir():
-            raise ServerStartError(f"model repository {self._repository} does not exist")
+        require_model(self._repository, self.model, self._arguments)
         require_free(self.endpoints.values())
         try:
             checkpoint = resolve_checkpoint(
