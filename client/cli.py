@@ -93,8 +93,9 @@ def main() -> None:
             raise SystemExit(2) from None
         if not isinstance(error, _expected_errors()):
             raise
-        todo = " (trident serve starts one; --url says where it is)"
-        _complain(f"trident: {error}{todo * isinstance(error, ConnectError)}", style="red")
+        is_away = isinstance(error, ConnectError)
+        todo = " (trident serve starts one; --url says where it is)" if is_away else ""
+        _complain(f"trident: {error}{todo}", style="red")
         if hint := getattr(error, "hint", ""):
             _complain(f"  {hint}")
         raise SystemExit(1) from None
