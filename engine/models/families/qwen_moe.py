@@ -14,6 +14,8 @@ _NAMES = TensorNames(renamed=(*LLAMA_NAMES.renamed, ("mlp.router", "mlp.gate")))
 def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
     is_qwen2 = architecture == "Qwen2MoeForCausalLM"
+    # In transformers its layers are not those of Qwen 2 and 3; no published model has windows.
+    parsing.refuse(fields, use_sliding_window=False)
     fields = fields.over(parsing.NO_WINDOWS)
     rope, norm = parse_rope(fields), parsing.rms_norm(fields)
     heads = parsing.heads(fields, num_kv_heads=None if is_qwen2 else 4)
@@ -33,7 +35,6 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
             parsing.attention(
                 heads,
                 rope,
-                window=window,
                 qkv_bias=fields.boolean("qkv_bias", default=True) if is_qwen2 else bias,
                 output_bias=not is_qwen2 and bias,
                 qk_norm=None if is_qwen2 else norm,
@@ -41,9 +42,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
             moe if is_sparse else dense,
             norm,
         )
-        for window, is_sparse in zip(
-            parsing.switched_windows(fields), _sparse_layers(fields), strict=True
-        )
+        for is_sparse in _sparse_layers(fields)
     ]
     return parsing.model_spec(
         fields,

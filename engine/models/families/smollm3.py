@@ -11,6 +11,7 @@ from engine.models.spec import Gated, LayerSpec, ModelSpec
 def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
     parsing.refuse(fields, use_sliding_window=False)
+    fields = fields.without("use_sliding_window")  # `layer_types` counts all the same
     rope, norm = parse_rope(fields, theta=2e6), parsing.rms_norm(fields)
     heads = parsing.heads(fields, num_kv_heads=4)
     bias = fields.boolean("attention_bias", default=False)
