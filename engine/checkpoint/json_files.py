@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.lfs import unreadable
 from engine.errors import CheckpointError
 
 
@@ -22,7 +23,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: is not valid JSON: {error}") from None
+        raise unreadable(path, f"{path.name}: is not valid JSON: {error}") from None
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path.name}: must hold one JSON object")
     return fields

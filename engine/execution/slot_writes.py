@@ -8,6 +8,7 @@ import torch
 from engine.core.constraints.token_masks import token_mask
 from engine.core.kv.group_windows import blocks_for
 from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
+from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
 from engine.validation.limits import MAX_LOGIT_BIAS
 from kernels.step.slot_tables import SlotTables
@@ -26,17 +27,26 @@ def allocate_tables(
 
     Args:
         num_groups: of layers, each with block tables of its own.
+
+    Raises:
+        InsufficientMemoryError: there is no room for them on `device`.
     """
-    return SlotTables.allocate(
-        config.max_num_seqs,
-        max_model_len=max_model_len,
-        max_blocks=blocks_for(max_model_len, config.block_size),
-        num_groups=num_groups,
-        max_stop_token_ids=MAX_STOP_TOKEN_IDS,
-        max_biases=MAX_LOGIT_BIAS,
-        vocab_size=vocab_size,
-        device=device,
-    )
+    try:
+        return SlotTables.allocate(
+            config.max_num_seqs,
+            max_model_len=max_model_len,
+            max_blocks=blocks_for(max_model_len, config.block_size),
+            num_groups=num_groups,
+            max_stop_token_ids=MAX_STOP_TOKEN_IDS,
+            max_biases=MAX_LOGIT_BIAS,
+            vocab_size=vocab_size,
+            device=device,
+        )
+    except RuntimeError as error:  # torch's, of a GPU and of the host
+        raise InsufficientMemoryError(
+            f"max_num_seqs: the tables of {config.max_num_seqs} sequences of up to {max_model_len} "
+            f"tokens do not fit into the memory of {device.type}; lower it"
+        ) from error
 
 
 def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWrites:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.lfs import unreadable
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 
@@ -124,7 +125,8 @@ class _Reader:
 
     def read(self) -> GgufFile:
         if self._file.read(len(_MAGIC)) != _MAGIC:
-            raise self._error(f"is not a GGUF file: it does not begin with {_MAGIC.decode()}")
+            problem = f"is not a GGUF file: it does not begin with {_MAGIC.decode()}"
+            raise unreadable(self._path, f"{self._path}: {problem}")
         version = self._number("I")
         if version not in _VERSIONS:
             raise self._error(f"has version {version} of GGUF; supported: 2, 3")

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.checkpoint.gguf.reader import block_size
-from engine.errors import CheckpointError
+from engine.checkpoint.lfs import unreadable
 
 # Header dtypes that can be loaded; others require a quantised model.
 FLOATS = {
@@ -98,7 +98,8 @@ def read_file(file: Path) -> Iterator[StoredTensor]:
             length = int.from_bytes(content.read(8), "little")
             header = json.loads(content.read(length))
     except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: corrupt or truncated safetensors file: {error}") from None
+        text = f"{file}: corrupt or truncated safetensors file: {error}"
+        raise unreadable(file, text) from None
     for name, fields in header.items():
         if name != "__metadata__":
             offset = 8 + length + fields["data_offsets"][0]

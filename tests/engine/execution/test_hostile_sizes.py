@@ -46,3 +46,8 @@ def test_sizes_that_the_tensors_do_not_have(
 def test_more_positions_than_the_memory_has_room_for(checkpoint: Path) -> None:
     with pytest.raises(InsufficientMemoryError, match="max_model_len: the rotary tables of 214748"):
         load(checkpoint, max_position_embeddings=2**31 - 1)
+
+
+def test_more_sequences_than_the_memory_has_room_for(checkpoint: Path) -> None:
+    with pytest.raises(InsufficientMemoryError, match=r"^max_num_seqs: the tables of 10+ seq"):
+        LLM(model=str(checkpoint), device="cpu", max_num_seqs=10**9)
