@@ -55,11 +55,20 @@ def tokenized(
 
 
 def truncated(token_ids: _Ids, params: SamplingParams, max_model_len: int) -> _Ids:
-    """Return what `truncate_prompt_tokens` leaves of a prompt: its end."""
+    """Return what `truncate_prompt_tokens` leaves of a prompt: its end.
+
+    Raises:
+        RequestError: it is to be what `max_tokens` leaves, and that is nothing.
+    """
     limit = params.truncate_prompt_tokens
     if limit == -1:
         num_outputs = 1 if params.return_embedding else max(1, params.max_tokens or 1)
-        limit = max(1, max_model_len - num_outputs)
+        limit = max_model_len - num_outputs
+        if limit < 1:
+            raise RequestError(
+                f"truncate_prompt_tokens: -1 leaves nothing of a prompt: max_tokens is "
+                f"{num_outputs}, and max_model_len {max_model_len}"
+            )
     return token_ids if limit is None else token_ids[-limit:]
 
 

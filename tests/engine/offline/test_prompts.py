@@ -68,6 +68,14 @@ def test_the_prompt_that_is_refused_is_told(llm: LLM) -> None:
         llm.generate(["The quick", ""], GREEDY, False)
 
 
+def test_a_prompt_is_not_cut_to_nothing_for_max_tokens(llm: LLM) -> None:
+    fields = {"truncate_prompt_tokens": -1, "temperature": 0}
+    [output] = llm.generate([[5, 6, 7]], SamplingParams.parse({**fields, "max_tokens": 126}), False)
+    assert output.prompt_token_ids == [6, 7]
+    with pytest.raises(ValueError, match=r"^truncate_prompt_tokens: -1 .* max_tokens is 128, and"):
+        llm.generate([[5, 6, 7]], SamplingParams.parse({**fields, "max_tokens": 128}), False)
+
+
 def test_arguments_of_vllm_may_ask_for_nothing(llm: LLM) -> None:
     llm.generate([1, 2, 3], GREEDY, False, lora_request=None, priority=None)
     with pytest.raises(UnsupportedError, match=r"^lora_request: not supported"):
