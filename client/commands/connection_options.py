@@ -103,6 +103,15 @@ def access(
     Raises:
         ConfigurationError: an option is wrong.
     """
+    # Here by the names of the options; the client has those of its arguments.
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigurationError("--tls-cert and --tls-key go together")
+    for option, path in (("--tls-ca", tls_ca), ("--tls-cert", tls_cert), ("--tls-key", tls_key)):
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise ConfigurationError(f"{option}: {path}: {error.strerror}") from None
     ssl = SSLOptions(tls_ca, tls_key, tls_cert, tls_name)
     headers = dict(_header_pairs(header or ()))
     return Access(served_model_name, ssl if tls or ssl != SSLOptions() else False, headers)

@@ -116,8 +116,8 @@ class TestConnectionOptions:
         ("arguments", "text"),
         [
             (["--header", "authorization"], "--header authorization: must be NAME=VALUE"),
-            (["--tls-ca", "/nonexistent.pem"], "/nonexistent.pem: No such file"),
-            (["--tls-key", "/key.pem"], "private_key and certificate_chain go together"),
+            (["--tls-ca", "/nonexistent.pem"], "--tls-ca: /nonexistent.pem: No such file"),
+            (["--tls-key", "/key.pem"], "--tls-cert and --tls-key go together"),
         ],
     )
     def test_wrong(
