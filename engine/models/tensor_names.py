@@ -31,7 +31,7 @@ class TensorNames:
         outputs_first: where gates and ups are together: outputs first; None: as the shape of each
             tensor says.
         gates_first: likewise: the gates of one before its ups, which alternate otherwise.
-        transposed: whether linears are stored [in_features, out_features].
+        transposed: whether linears but the head are stored [in_features, out_features].
         ignored: patterns of tensors that are not loaded: what follows from the configuration, or
             belongs to a part of the model that is not served.
     """

@@ -14,7 +14,7 @@ from engine.checkpoint.tensor_files.stored import DTYPES, FLOATS, StoredTensor
 from engine.errors import CheckpointError
 from engine.layers.experts import Experts
 from engine.layers.linear import Linear
-from engine.layers.vocabulary import Embedding
+from engine.layers.vocabulary import Embedding, LMHead
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
@@ -59,8 +59,9 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
         else:
             parent, tensors = path, dict(module.named_parameters(recurse=False))
         heads = names.qkv_heads if isinstance(module, Linear) and name == "qkv_proj" else 0
+        is_transposed = names.transposed and isinstance(module, Linear)
         for name, tensor in tensors.items():
-            if names.transposed and isinstance(module, Linear) and tensor.dim() == 2:
+            if is_transposed and not isinstance(module, LMHead) and tensor.dim() == 2:
                 tensor = tensor.t()
             shape = tuple(tensor.shape)
             if heads:

@@ -118,6 +118,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt2": ("GPT2LMHeadModel", _GPT2),
+    "gpt2-untied": ("GPT2LMHeadModel", {**_GPT2, "tie_word_embeddings": False}),
     "gpt-neox": (
         "GPTNeoXForCausalLM",
         {"head_dim": OMIT, "num_key_value_heads": OMIT, "intermediate_size": 112},
