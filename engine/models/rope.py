@@ -166,8 +166,8 @@ def _yarn(rope: Fields, theta: float, original: int, max_positions: int) -> Rope
         attention_factor=rope.number("attention_factor", default=None),
         beta_fast=rope.number("beta_fast", default=32.0),
         beta_slow=rope.number("beta_slow", default=1.0),
-        mscale=rope.number("mscale", default=None),
-        mscale_all_dim=rope.number("mscale_all_dim", default=None),
+        mscale=rope.number("mscale", default=None, or_zero=True),
+        mscale_all_dim=rope.number("mscale_all_dim", default=None, or_zero=True),
         truncate=rope.boolean("truncate", default=True),
     )
 

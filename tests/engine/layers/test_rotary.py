@@ -1,5 +1,6 @@
 """Rotary tables against transformers' own rotary modules."""
 
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -35,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "yarn-attention-factor": {**YARN, "attention_factor": 0.7},
     "yarn-mscale": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.0},
     "yarn-mscale-alone": {**YARN, "mscale": 0.707},
+    "yarn-mscale-of-0": {**YARN, "mscale": 0.707, "mscale_all_dim": 0},
     "yarn-betas": {**YARN, "beta_fast": 16, "beta_slow": 2},
     "yarn-not-truncated": {**YARN, "truncate": False},
     "yarn-narrow-ramp": {**YARN, "beta_fast": 1.01, "beta_slow": 1, "rope_theta": 500.0},
@@ -95,7 +97,8 @@ def test_an_outline_has_the_size_of_the_table(name: str | None) -> None:
 def test_the_settings_differ_from_each_other() -> None:
     """Each of the settings above changes the table, so that ignoring it would be seen."""
     tables = [torch.cat(rotary_table(_parse(SETTINGS[n]), HEAD_DIM, LENGTH)) for n in SETTINGS]
-    same = {("yarn", "yarn-mscale-alone"), ("default", "yarn-shrinking")}
+    plain = ("yarn", "yarn-mscale-alone", "yarn-mscale-of-0")
+    same = {*combinations(plain, 2), ("default", "yarn-shrinking")}
     for i, first in enumerate(SETTINGS):
         for j, second in enumerate(SETTINGS):
             if i < j and (first, second) not in same:
