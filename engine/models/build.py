@@ -40,8 +40,6 @@ def build_model(
             raise UnsupportedError(
                 f"config.json: quantization_config is not supported for {spec.architecture}"
             )
-        prefix = names.prefixes[0]
-        if len(names.prefixes) > 1:
-            prefix = names.find_prefix(quantization.tensor_names())
+        prefix = names.find_prefix(quantization.tensor_names())
         scheme = Quantized(quantization, names, prefix, dtype, device)
     return CausalLM(spec, scheme, max_model_len=max_model_len).eval()

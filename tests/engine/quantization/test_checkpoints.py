@@ -72,6 +72,17 @@ def test_families_that_store_their_projections_otherwise(
     torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("name", ["awq", "bitsandbytes-nf4"])
+def test_a_decoder_that_is_stored_alone(name: str, tmp_path: Path) -> None:
+    plain, quantized = write_quantized(name, tmp_path, tie_word_embeddings=True)
+    for folder in (plain, quantized):
+        stored = load_file(folder / "model.safetensors")
+        alone = {key.removeprefix("model."): tensor for key, tensor in stored.items()}
+        save_file(alone, folder / "model.safetensors")
+    expected = PagedModel(plain).logits(TOKENS)
+    torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
+
+
 @pytest.mark.skipif(not runs_panels(torch.bfloat16), reason="our kernels are not for this CPU")
 @pytest.mark.parametrize("name", ["compressed-int8", "compressed-int8-tensor"])
 def test_8_bit_integers_stay_what_they_are(
@@ -190,7 +201,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_what_is_not_read_is_refused_by_name(case: str, tmp_path: Path) -> None:
     name, changes, message = REFUSED[case]
     _, quantized = write_quantized(name, tmp_path)
-    (quantized / "model.safetensors").unlink()  # before a weight is read
+    save_file({}, quantized / "model.safetensors")  # before a weight is read
     change_config(quantized, quantization_config={**FORMATS[name][0], **changes})
     with pytest.raises(UnsupportedError, match=message):
         PagedModel(quantized)
