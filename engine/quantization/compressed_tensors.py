@@ -184,7 +184,7 @@ def parse_compressed_tensors(config: Fields) -> Format:
             return Nvfp4("weight_packed", "weight_global_scale", input_name, divides=True)
         case "pack-quantized", "int", 4 | 8, "group" | "channel":
             size = weights.integer("group_size", default=None)
-            has_index = weights.raw("actorder") == "group"
+            has_index = weights.raw("actorder") in ("group", "dynamic")  # two names of one order
             return PackedGroups(bits, None if per_channel else size, has_index, has_zeros)
     raise config.unsupported(
         "format", f"{layout!r} with {kind} weights of {bits} bits per {strategy} is not supported"
