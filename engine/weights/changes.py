@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from engine.checkpoint.lora.tensors import LowRank
 from engine.checkpoint.tensor_files.stored import FLOATS, StoredTensor
 from engine.errors import CheckpointError
-from engine.models.tensor_names import TensorNames
+from engine.models.tensor_names import HEAD, TensorNames
 
 
 def match_changes(
@@ -42,6 +43,8 @@ def match_changes(
                 "merged; if the base is quantised, set base_model_name_or_path in "
                 "adapter_config.json to one that is not"
             )
+        is_head = name == names.of(HEAD, prefix)
+        change = replace(change, transposed=names.transposed and not is_head)
         if (shape := stored[name].shape) != change.shape:
             raise CheckpointError(
                 f"{change.a.name}: is for a weight of shape {list(change.shape)}, but the base's "

@@ -54,8 +54,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"r": 2, "fan_in_fan_out": True, "target_modules": ["c_attn", "c_proj"]},
     ),
     "transposed-dora": (
-        "gpt2",
-        {"r": 2, "fan_in_fan_out": True, "use_dora": True, "target_modules": ["c_attn", "c_fc"]},
+        "gpt2-untied",
+        {"r": 2, "use_dora": True, "target_modules": ["c_attn", "c_fc", "lm_head"]},
     ),
     "stacked": ("phi3-fused", {"r": 2, "target_modules": ["qkv_proj", "gate_up_proj"]}),
     "beside-vision": ("qwen2.5-vl", {"r": 2, "target_modules": r".*language_model.*_proj"}),

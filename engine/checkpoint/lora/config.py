@@ -16,11 +16,12 @@ CONFIG = "adapter_config.json"
 _KNOWN = frozenset(
     (
         *("peft_type", "base_model_name_or_path", "lora_alpha", "alpha_pattern", "use_rslora"),
-        *("fan_in_fan_out", "init_lora_weights"),
+        "init_lora_weights",
         *("auto_mapping", "task_type", "inference_mode", "peft_version", "lora_dropout"),
         *("loftq_config", "eva_config", "runtime_config", "qalora_group_size", "megatron_core"),
         *("r", "rank_pattern", "target_modules", "exclude_modules", "modules_to_save", "bias"),
         *("use_dora", "layers_to_transform", "layers_pattern", "ensure_weight_tying"),
+        "fan_in_fan_out",  # PEFT goes by the module
     )
 )
 # Others change the weights of the base before training, which then are not those of its files.
@@ -36,14 +37,12 @@ class LoraConfig:
         alphas: patterns of modules and their `lora_alpha`; the first that matches counts.
         alpha: of the others.
         by_root: whether the scale is alpha / sqrt(rank) (rsLoRA, Kalajdzievski, 2023), not / rank.
-        transposed: whether weights are stored [in_features, out_features].
     """
 
     base: str
     alphas: tuple[tuple[str, float], ...]
     alpha: float
     by_root: bool
-    transposed: bool
 
     def scale(self, module: str, rank: int) -> float:
         """Return what the product of both matrices of `module` is multiplied by."""
@@ -82,5 +81,4 @@ def read_lora_config(folder: Path) -> LoraConfig:
         alphas=tuple(patterns),
         alpha=fields.number("lora_alpha"),
         by_root=fields.boolean("use_rslora", default=False),
-        transposed=fields.boolean("fan_in_fan_out", default=False),
     )

@@ -29,14 +29,14 @@ class LowRank:
         a: [rank, in_features].
         b: [out_features, rank].
         magnitude: [out_features], norms of the rows (DoRA, Liu et al., 2024); None: as they are.
-        transposed: whether W is stored [in_features, out_features].
+        transposed: whether the base stores W as [in_features, out_features].
     """
 
     a: StoredTensor
     b: StoredTensor
     magnitude: StoredTensor | None
     scale: float
-    transposed: bool
+    transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,4 +124,4 @@ def _low_rank(module: str, parts: dict[str, StoredTensor], config: LoraConfig) -
         raise CheckpointError(
             f"{magnitude.name}: has shape {list(magnitude.shape)}, not [{b.shape[0]}], in {WEIGHTS}"
         )
-    return LowRank(a, b, magnitude, config.scale(module, a.shape[0]), config.transposed)
+    return LowRank(a, b, magnitude, config.scale(module, a.shape[0]))
