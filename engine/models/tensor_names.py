@@ -47,7 +47,7 @@ class TensorNames:
     outputs_first: bool | None = False
     gates_first: bool = False
     transposed: bool = False
-    ignored: tuple[str, ...] = ("*.rotary_emb.inv_freq",)
+    ignored: tuple[str, ...] = ("*.rotary_emb.*",)
 
     def find_prefix(self, stored: Collection[str]) -> str:
         """Return which of the prefixes a checkpoint with the tensors `stored` uses.

@@ -25,7 +25,7 @@ _NAMES = TensorNames(
     prefixes=("gpt_neox.",),
     stacked=("qkv_proj",),
     # The causal mask, and what follows from the configuration.
-    ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
+    ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.*"),
 )
 
 
