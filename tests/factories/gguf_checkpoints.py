@@ -29,6 +29,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
     "llama-scaled": ("LlamaForCausalLM", {"rope_parameters": ROPES["llama3"]}),
+    "llama-linear": ("LlamaForCausalLM", {"rope_parameters": ROPES["linear"]}),
     "llama-yarn": ("LlamaForCausalLM", {"rope_parameters": ROPES["yarn"]}),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),

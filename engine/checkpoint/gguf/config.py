@@ -125,7 +125,10 @@ def _rope_scaling(file: GgufFile, own: Fields, architecture: str) -> dict[str, A
             "long_factor": _floats(file, _LONG_FACTORS),
             "attention_factor": own.number("rope.scaling.attn_factor", default=None),
         }
-    kind = own.text("rope.scaling.type", default="none")
+    # As in llama.cpp, a factor alone is linear; the files of 2023 have it under another name.
+    own = own.over({"rope.scaling.factor": own.raw("rope.scale_linear")})
+    usual = "linear" if "rope.scaling.factor" in own else "none"
+    kind = own.text("rope.scaling.type", default=usual)
     if kind == "none":
         return None
     log_multiplier = own.number("rope.scaling.yarn_log_multiplier", default=None, or_zero=True)

@@ -204,6 +204,15 @@ def test_fields_that_are_wrong(changes: dict[str, Any], problem: str, tmp_path: 
         PagedModel(resolve_checkpoint(str(path)))
 
 
+@pytest.mark.parametrize(
+    "older", [{}, {"llama.rope.scaling.factor": None, "llama.rope.scale_linear": 2.5}]
+)
+def test_a_scaling_without_a_type_is_linear(older: dict[str, Any], tmp_path: Path) -> None:
+    path = write(tmp_path, "llama-linear", "Q8_0", **{"llama.rope.scaling.type": None, **older})
+    expected = logits(tmp_path / "plain")
+    torch.testing.assert_close(logits(resolve_checkpoint(str(path))), expected, rtol=0, atol=2e-3)
+
+
 def test_a_file_in_parts(tmp_path: Path) -> None:
     """The first of them, as others may be, is a link: so they lie in the hub's cache."""
     write(tmp_path, "llama", "Q8_0", "Q4_K", tensors_per_file=9)
