@@ -165,8 +165,9 @@ def _gemma2(own: Fields, head_dim: int) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": _query_scalar(own, head_dim, num_layers_27b=46),
         "sliding_window": own.integer("attention.sliding_window", default=4096),
-        "attn_logit_softcapping": own.number("attn_logit_softcapping", default=None),
-        "final_logit_softcapping": own.number("final_logit_softcapping", default=None),
+        # The first files say neither, and mean what all of Gemma 2 have.
+        "attn_logit_softcapping": own.number("attn_logit_softcapping", default=50.0),
+        "final_logit_softcapping": own.number("final_logit_softcapping", default=30.0),
     }
 
 

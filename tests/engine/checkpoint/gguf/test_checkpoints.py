@@ -21,6 +21,7 @@ from engine.checkpoint.gguf.reader import TYPES, read_gguf
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.errors import CheckpointError, UnsupportedError
 from engine.layers.panel_linear import PanelLinear
+from engine.models.registry import read_model_spec
 from engine.text.tokenizer import Tokenizer
 from kernels.cpu import linear as panels
 from tests.factories.forms import runs_panels
@@ -211,6 +212,13 @@ def test_a_scaling_without_a_type_is_linear(older: dict[str, Any], tmp_path: Pat
     path = write(tmp_path, "llama-linear", "Q8_0", **{"llama.rope.scaling.type": None, **older})
     expected = logits(tmp_path / "plain")
     torch.testing.assert_close(logits(resolve_checkpoint(str(path))), expected, rtol=0, atol=2e-3)
+
+
+def test_gemma_2_without_its_soft_caps(tmp_path: Path) -> None:
+    names = ("gemma2.attn_logit_softcapping", "gemma2.final_logit_softcapping")
+    path = write(tmp_path, "gemma2", "Q8_0", **dict.fromkeys(names))
+    spec = read_model_spec(resolve_checkpoint(str(path)))
+    assert (spec.layers[0].attention.soft_cap, spec.logit_soft_cap) == (50.0, 30.0)
 
 
 def test_a_file_in_parts(tmp_path: Path) -> None:
