@@ -82,9 +82,10 @@ def parse_rope_by_layer_type(
     if "rope_parameters" in config:
         # `rope_scaling` goes before it, where a family has one kind of layer.
         config = config.without("rope_scaling")
+        local_config = config.calling(rope_theta=sliding_field)
         return {
             full: parse_rope(config, layer_type=full, theta=theta),
-            sliding: parse_rope(config, layer_type=sliding, theta=sliding_theta),
+            sliding: parse_rope(local_config, layer_type=sliding, theta=sliding_theta),
         }
     local = float(config.number(sliding_field, default=sliding_theta))
     return {full: parse_rope(config, theta=theta), sliding: DefaultRope(local)}

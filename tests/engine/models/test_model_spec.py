@@ -161,6 +161,17 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
             "first.attention.rope",
             Llama3Rope(10000.0, 8.0, 1.0, 4.0, 64),
         ),
+        (
+            {
+                **LLAMA,
+                "architectures": ["Gemma3ForCausalLM"],
+                "rope_theta": 9.0,
+                "rope_local_base_freq": 7.0,
+                "rope_parameters": {"sliding_attention": {"rope_type": "default"}},
+            },
+            "first.attention.rope",
+            DefaultRope(7.0),
+        ),
         (EXAONE4, "sliding_windows", (4096, 4096, 4096, None)),
         ({**EXAONE4, "sliding_window": None}, "sliding_windows", (None,) * 4),
         (
