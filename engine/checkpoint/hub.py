@@ -42,7 +42,8 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
     folder = _find(model, weights, setting)
     if not is_adapter(folder):
         return folder
-    folder = _find(model, True, setting)  # its weights may change the size of the vocabulary
+    if not weights:  # the adapter's may change the size of the vocabulary
+        folder = _find(model, True, setting)
     base = _find(read_lora_config(folder).base, weights, f"{CONFIG}: base_model_name_or_path")
     return folder_of_adapter(folder, base)
 

@@ -67,7 +67,8 @@ def _vocabulary_size(adapter: Path) -> int | None:
     try:
         with safe_open(adapter / WEIGHTS, framework="numpy") as file:
             found = next((name for name in file.offset_keys() if _EMBEDDING.fullmatch(name)), None)
-            return None if found is None else file.get_slice(found).get_shape()[0]
+            shape = [] if found is None else file.get_slice(found).get_shape()
+            return shape[0] if len(shape) == 2 else None
     except (SafetensorError, OSError):  # told when its tensors are read
         return None
 
@@ -76,8 +77,10 @@ def _fill(folder: Path, links: dict[str, Path], vocabulary_size: int | None) -> 
     for name, target in links.items():
         (folder / name).symlink_to(target)
     config = read_json_object(links[_MODEL])
-    text = config if "vocab_size" in config else config.get("text_config", {})
-    if vocabulary_size is not None and text.get("vocab_size") != vocabulary_size:
+    text = config if "vocab_size" in config else config.get("text_config")
+    if not isinstance(text, dict) or vocabulary_size is None:  # who reads it tells what is wrong
+        return
+    if text.get("vocab_size") != vocabulary_size:
         text["vocab_size"] = vocabulary_size
         (folder / _MODEL).unlink()
         (folder / _MODEL).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

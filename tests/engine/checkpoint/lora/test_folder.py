@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.checkpoint.tensor_files.headers import read_headers
 from engine.errors import CheckpointError, UnsupportedError
+from engine.models.registry import read_model_spec
 from engine.text.load_tokenizer import Tokenizer
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -142,6 +143,18 @@ def test_an_embedding_is_refused(base: Path) -> None:
     folder = resolve_checkpoint(str(write(base, {**PAIR, **tensors})))
     with pytest.raises(UnsupportedError, match=r"embed_tokens\.lora_embedding_A: in adapter"):
         read_headers(folder)
+
+
+@pytest.mark.parametrize("config", [{}, {"text_config": None}, {"text_config": [1]}])
+@pytest.mark.parametrize("shape", [(), (7,), (7, 64), (0, 64)])
+def test_a_vocabulary_of_what_is_broken(
+    base: Path, config: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    (base / "config.json").write_text(json.dumps(config))
+    tensors = {"base_model.model.model.embed_tokens.weight": torch.ones(shape)}
+    folder = resolve_checkpoint(str(write(base, {**PAIR, **tensors})))
+    with pytest.raises(CheckpointError, match=r"^config\.json: "):
+        read_model_spec(folder)
 
 
 def test_of_an_adapter(base: Path) -> None:
