@@ -10,6 +10,7 @@ from engine.core.kv.group_windows import blocks_for
 from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
+from engine.execution.memory.step_memory import is_out_of_memory
 from engine.validation.limits import MAX_LOGIT_BIAS
 from kernels.step.slot_tables import SlotTables
 from kernels.step.slot_writes import SlotWrites
@@ -42,7 +43,9 @@ def allocate_tables(
             vocab_size=vocab_size,
             device=device,
         )
-    except RuntimeError as error:  # torch's, of a GPU and of the host
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
         raise InsufficientMemoryError(
             f"max_num_seqs: the tables of {config.max_num_seqs} sequences of up to {max_model_len} "
             f"tokens do not fit into the memory of {device.type}; lower it"
