@@ -32,9 +32,12 @@ from engine.config.setting_types import (
     KVCacheDtype,
     Length,
     LoadFormat,
+    Model,
+    PathText,
     QuantizationSetting,
     ReasoningParser,
     ServedModelName,
+    Speculative,
     ToolCallParser,
 )
 from engine.errors import ConfigError
@@ -56,8 +59,8 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    model: str = Field("demo", description="checkpoint folder, GGUF file, hub id, or `demo`")
-    tokenizer: str | None = Field(None, description="folder or hub id; default: the model's")
+    model: Model = Field("demo", description="checkpoint folder, GGUF file, hub id, or `demo`")
+    tokenizer: PathText | None = Field(None, description="folder or hub id; default: the model's")
     served_model_name: ServedModelName | None = Field(
         None, description="name that clients call; default: ensemble"
     )
@@ -163,7 +166,7 @@ class EngineConfig(BaseModel):
     max_logprobs: Annotated[Integer, Field(ge=0)] = Field(
         20, description="largest `logprobs` of a request"
     )
-    chat_template: str | None = Field(
+    chat_template: PathText | None = Field(
         None, description="Jinja file, or a template itself, in place of the checkpoint's"
     )
     reasoning_parser: ReasoningParser = Field(
@@ -176,6 +179,11 @@ class EngineConfig(BaseModel):
     )
     stream_interval: Annotated[Integer, Field(ge=1)] = Field(
         1, description="tokens per streamed chunk"
+    )
+    speculative_config: Speculative | None = Field(
+        None,
+        description="guess next tokens on a CPU, as JSON with vLLM's fields: "
+        '{"method": "ngram", "num_speculative_tokens": 5}',
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="of Trident's own log lines; json: one object per line"
@@ -194,23 +202,11 @@ class EngineConfig(BaseModel):
     def _of_other_servers(cls, fields: Any) -> Any:
         return unsupported.without(fields, unsupported.SETTINGS) if type(fields) is dict else fields
 
-    @field_validator("model", "tokenizer", "chat_template", mode="before")
-    @classmethod
-    def _path(cls, value: Any) -> Any:
-        return os.fspath(value) if isinstance(value, os.PathLike) else value
-
     @field_validator("dtype", "load_format", mode="before")
     @classmethod
     def _same_as(cls, value: Any) -> Any:
         name = str(value).removeprefix("torch.")  # that of a torch.dtype too
         return _ALIASES.get(name, name)
-
-    @field_validator("model")
-    @classmethod
-    def _named(cls, value: str) -> str:
-        if not value.strip():
-            raise ValueError("must name a checkpoint folder, a GGUF file or a hub id")
-        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> EngineConfig:

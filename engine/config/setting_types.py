@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable
 from decimal import Decimal
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from engine.config import null_device
+from engine.config.speculative_config import SpeculativeConfig
 from engine.text.sections.tags import AUTO, NONE, REASONING, TOOL_CALLS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -66,6 +68,7 @@ def _parsed(value: Any) -> Any:
 
 
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_parsed)]
+Speculative = Annotated[SpeculativeConfig, BeforeValidator(_parsed)]
 
 
 def _known_device(value: str) -> str:
@@ -78,6 +81,22 @@ def _known_device(value: str) -> str:
 
 
 Device = Annotated[str, AfterValidator(_known_device)]
+
+
+def _path_text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+PathText = Annotated[str, BeforeValidator(_path_text)]
+
+
+def _named(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must name a checkpoint folder, a GGUF file or a hub id")
+    return value
+
+
+Model = Annotated[PathText, AfterValidator(_named)]
 
 
 def _one_of(known: Iterable[str]) -> Callable[[str], str]:

@@ -14,6 +14,7 @@ from engine.config.engine_config import EngineConfig
 from engine.core.constraints.grammar_queue import GrammarQueue
 from engine.core.constraints.processors import load_processors
 from engine.core.deadlines import Deadlines
+from engine.core.drafts.ngram import NgramProposer
 from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
@@ -102,6 +103,7 @@ class EngineCore:
             policy=config.scheduling_policy,
             max_model_len=plan.max_model_len,
             token_bytes=token_flags.byte_sets,
+            proposer=NgramProposer.of(config.speculative_config),
         )
         eos_token_ids = self.generation_defaults.eos_token_ids
         self._grammars = GrammarQueue(
@@ -192,10 +194,7 @@ class EngineCore:
         return RequestFailed(uid, error.code, str(error))
 
     def abort(self, uid: int) -> StepOutputs:
-        """End a request and free its blocks at once; return the last outputs of its sequences.
-
-        Unknown uids are ignored.
-        """
+        """End a request, if it is known, and free its blocks at once; return its last outputs."""
         return self._hand_out(self.scheduler.abort(uid))
 
     def has_unfinished_requests(self) -> bool:

@@ -175,6 +175,8 @@ def _stats(request: Request) -> RequestStats:
         num_cached_tokens=request.num_cached_tokens,
         num_output_tokens=request.num_output_tokens,
         num_preemptions=request.num_preemptions,
+        num_draft_tokens=request.num_draft_tokens,
+        num_accepted_draft_tokens=request.num_accepted_draft_tokens,
         arrival_time=request.times.arrival,
         first_scheduled_time=request.times.first_scheduled or now,
         first_token_time=request.times.first_token or now,

@@ -126,6 +126,8 @@ class Request:
 
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_draft_tokens = 0
         self.prompt_scores: PromptScores | None = None  # to be found, or to be handed out
         self.kv = RequestKV()
         self.output = RequestOutput(list(window_ids), stop_checker, sections)
@@ -164,6 +166,19 @@ class Request:
         if self.bad_words or self.grammar or self.processors:
             return True
         return self.thinking is not None and self.thinking.host_chooses
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether several of its tokens may be drawn in one step: the host has no part in them."""
+        has_many_stops = len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS
+        return not (
+            self.bad_words
+            or self.grammar
+            or self.processors
+            or self.thinking
+            or self.is_beam
+            or (self.sampling_params.min_tokens and has_many_stops)
+        )
 
     @property
     def required_token(self) -> int | None:

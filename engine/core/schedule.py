@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.drafts.draft_tokens import DraftTokens
 from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
+from engine.core.ragged import Int32s, Ragged
 
-Int32s = NDArray[np.int32]
 Float32s = NDArray[np.float32]
 
 # Stop tokens per sequence that the device checks. Sequences with more have the rest of them checked
@@ -28,28 +29,6 @@ SKIPPED, RUNNING, STOP, LENGTH = -1, 0, 1, 2
 ALLOWED, BIAS, PENALTIES, MIN_TOKENS, FILTERS, LOGPROBS, TRUNCATION, BEAM = (
     1 << bit for bit in range(8)
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Lists of different lengths.
-
-    Attributes:
-        start_loc: int32 [N + 1], ascending from 0.
-        values: int32 [start_loc[-1]].
-    """
-
-    start_loc: Int32s
-    values: Int32s
-
-    def __getitem__(self, item: int) -> Int32s:
-        """Return list `item`."""
-        return self.values[self.start_loc[item] : self.start_loc[item + 1]]
-
-    @property
-    def lengths(self) -> Int32s:
-        """int32 [N]."""
-        return np.diff(self.start_loc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +126,8 @@ class Schedule:
 
     Attributes:
         slots: int32 [B], each at most once.
-        num_tokens: int32 [B], how many tokens of the sequence are computed, at least 1.
+        num_tokens: int32 [B], how many tokens of the sequence are computed, at least 1; drafts are
+            among them.
         wants_token: bool [B], they are its last ones, so that its next token is sampled.
         num_output_tokens: int32 [B], its output tokens before the one to be sampled; negative for a
             chunk that ends within the prompt.
@@ -161,6 +141,7 @@ class Schedule:
         forced: tokens that the device does not know yet; None: there are none.
         embedded: int32 [E], rows that want a token and whose last hidden state is wanted too; None:
             there are none.
+        drafts: None: there are none.
     """
 
     slots: Int32s
@@ -176,6 +157,7 @@ class Schedule:
     scored: ScoredTokens | None = None
     forced: ForcedTokens | None = None
     embedded: Int32s | None = None
+    drafts: DraftTokens | None = None
 
     @property
     def num_rows(self) -> int:
@@ -260,10 +242,13 @@ class Samples:
     Attributes:
         token_ids: int32 [R].
         finish_reasons: int32 [R]: RUNNING, or STOP or LENGTH if the sequence ends with the token;
-            SKIPPED if it had ended in an earlier step, so that the token is void.
+            SKIPPED if it had ended in an earlier step, or if the token is behind a draft that has
+            not been drawn, so that it is void.
         logprobs: of the sequences that ask for them.
         prompt_logprobs: of `Schedule.scored`.
         hidden: float32 [E, hidden_size], of `Schedule.embedded`.
+        drafted: the tokens behind the first, second ... drafts of the rows that have one, as far as
+            any was drawn.
     """
 
     token_ids: Int32s
@@ -271,3 +256,4 @@ class Samples:
     logprobs: SampledLogprobs | None
     prompt_logprobs: ScoredLogprobs | None = None
     hidden: Float32s | None = None
+    drafted: tuple[Samples, ...] = ()

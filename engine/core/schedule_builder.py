@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.core.constraints.sampling_constraints import device_forbids_stops
 from engine.core.kv.kv_cache_manager import BlockCopy
+from engine.core.ragged import Int32s, ragged
 from engine.core.request import Request
 from engine.core.schedule import (
     ALLOWED,
@@ -24,8 +25,6 @@ from engine.core.schedule import (
     TRUNCATION,
     Admissions,
     BlockWrites,
-    Int32s,
-    Ragged,
     Schedule,
 )
 from engine.core.slot_states import SlotStates
@@ -135,14 +134,18 @@ class ScheduleBuilder:
             if start < len(table):
                 self.block_writes[slot, group] = slot, group, start, table[start:]
 
-    def add(self, slots: Int32s, num_tokens: Int32s) -> None:
-        """Add the next tokens of sequences, [N] each, and count them as computed."""
+    def add(self, slots: Int32s, num_tokens: Int32s, num_drafts: Int32s | int = 0) -> None:
+        """Add the next tokens of sequences, [N] each, and count them as computed.
+
+        Of these the last `num_drafts` are drafts; a token is drawn behind each of them too.
+        """
         states = self._states
         ends = states.num_computed_tokens[slots] + num_tokens
+        states.num_computed_tokens[slots] = ends
+        ends = ends - num_drafts  # of what is known
         num_unread = states.num_unread_tokens[slots]
         wants_token = ends == states.num_tokens[slots] + num_unread
-        states.num_computed_tokens[slots] = ends
-        states.num_unread_tokens[slots] = num_unread + wants_token
+        states.num_unread_tokens[slots] = num_unread + wants_token + num_drafts
         num_output_tokens = ends - states.num_prompt_tokens[slots]
         self._rows.append((slots, num_tokens, wants_token, num_output_tokens))
         self.num_tokens += int(num_tokens.sum())
@@ -178,15 +181,6 @@ def block_writes(writes: Sequence[BlockWrite]) -> BlockWrites:
         return _NO_BLOCK_WRITES
     slots, groups, starts, block_ids = zip(*writes, strict=True)
     return BlockWrites(_int32(slots), _int32(groups), _int32(starts), ragged(block_ids))
-
-
-def ragged(lists: Sequence[Sequence[int] | Int32s]) -> Ragged:
-    """Return `lists`, one after the other."""
-    start_loc = np.zeros(len(lists) + 1, dtype=np.int32)
-    np.cumsum([len(values) for values in lists], out=start_loc[1:])
-    if not start_loc[-1]:
-        return Ragged(start_loc, np.zeros(0, dtype=np.int32))
-    return Ragged(start_loc, np.concatenate([_int32(values) for values in lists]))
 
 
 def _block_pairs(copies: Sequence[BlockCopy]) -> Int32s:

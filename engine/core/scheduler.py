@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from engine.core.beams.beam_scheduler import BeamScheduler
 from engine.core.constraints.sampling_constraints import SamplingConstraints
+from engine.core.drafts.drafter import Drafter
+from engine.core.drafts.proposer import Proposer
 from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.queue.forks import Forks
 from engine.core.queue.prompt_admission import Admitted, PromptAdmission, Refused
@@ -40,12 +42,11 @@ class Scheduler:
     is room, and otherwise recomputed when the request resumes. A token that it has in flight is
     dropped, and drawn again from the same seed.
 
-    Tenants share the slots equally, by the order of `waiting` and by who is preempted.
-
-    A step may be scheduled before the tokens of the step before have been read (`update`). Then it
-    may have rows of sequences that turn out to have ended; their results are dropped. Blocks and
-    slots freed while steps are in flight may be allocated again at once: the device runs the steps
-    in order, so that the next owner's step begins when those are over.
+    Tenants share the slots equally, by the order of `waiting` and by who is preempted. A step may
+    be scheduled before the tokens of the step before have been read (`update`), without drafts.
+    Then it may have rows of sequences that turn out to have ended; their results are dropped.
+    Blocks and slots freed while steps are in flight may be allocated again at once: the device runs
+    the steps in order, so that the next owner's step begins when those are over.
 
     Attributes:
         rank: the order of sequences, by policy.
@@ -66,6 +67,7 @@ class Scheduler:
         enable_chunked_prefill: bool = True,
         long_prefill_token_threshold: int = 0,
         policy: Literal["fcfs", "priority"] = "fcfs",
+        proposer: Proposer | None = None,
     ) -> None:
         """Schedule on `kv_cache`; `token_bytes` is `TokenFlags.byte_sets`, the rest is settings."""
         assert max_num_batched_tokens >= max_num_seqs
@@ -74,6 +76,8 @@ class Scheduler:
         self.policy = policy
         self.rank = rank_by_priority if policy == "priority" else rank_fcfs
         self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
+        limits = max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
+        self._drafter = Drafter(proposer, self.slots, kv_cache, *limits)
         self._reader = TokenReader(self.slots, kv_cache, token_bytes)
         self.constraints = SamplingConstraints(vocab_size=len(token_bytes))
         self.waiting = WaitingQueues(self.rank, self.slots.shares)
@@ -127,10 +131,8 @@ class Scheduler:
         if step.num_tokens:
             step.swap_out += [BlockCopy(block, host) for host, block in self._swap_out.items()]
             self._swap_out.clear()
-        schedule = step.build()
-        if schedule.num_rows:
-            schedule = self._reader.launch(schedule)
-        return schedule
+        schedule = self._drafter.launch(step.build())
+        return self._reader.launch(schedule) if schedule.num_rows else schedule
 
     def _advance_running(self, step: ScheduleBuilder) -> bool:
         """Schedule the next tokens of the running sequences, all rows at once.
@@ -143,6 +145,7 @@ class Scheduler:
             self._running_slots = np.array([each.slot for each in self.running], dtype=np.int32)
         slots, num_left = states.ready(self._running_slots)
         num_new = self._admission.chunks(num_left)
+        num_new += (num_drafts := self._drafter.draft(slots, num_new))
         needs_block = states.num_computed_tokens[slots] + num_new > states.capacity[slots]
         for place in needs_block.nonzero()[0].tolist():
             # The last ones of the step may have been preempted for those before them.
@@ -150,10 +153,10 @@ class Scheduler:
                 self._allocate_or_preempt(request, int(num_new[place]), step)
         if self.num_preemptions > num_preemptions:
             runs = states.serial[slots] != FREE
-            slots, num_new = slots[runs], num_new[runs]
+            slots, num_new, num_drafts = slots[runs], num_new[runs], num_drafts[runs]
         self._beams.rewrite(step)
-        step.add(slots, num_new)
-        for slot in slots[num_new > 1].tolist():
+        step.add(slots, num_new, num_drafts)
+        for slot in slots[num_new - num_drafts > 1].tolist():
             request = states.owner(slot)
             self.kv_cache.prefix_cache.commit(request, request.num_computed_tokens)
         return self.num_preemptions == num_preemptions
@@ -285,8 +288,6 @@ class Scheduler:
 
     def _retire(self, finished: Sequence[Request]) -> None:
         """Free the blocks and slots of finished sequences, and remove them."""
-        if not finished:
-            return
         for request in finished:
             self.waiting.discard(request)
             self._free(request)
@@ -295,4 +296,5 @@ class Scheduler:
             del siblings[request.index]
             if not siblings:
                 del self.unfinished[request.uid]
-        self.running = [request for request in self.running if request.finish is None]
+        if finished:
+            self.running = [request for request in self.running if request.finish is None]

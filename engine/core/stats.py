@@ -90,6 +90,7 @@ class StatsRecorder:
     def __init__(self) -> None:
         self._num_prompt_tokens = 0  # of the sequences that have got their first token
         self._num_generation_tokens = 0
+        self._drafted: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()  # the totals at the last `take`
         self._num_finished: Counter[str] = Counter()
         self._expert_counts: NDArray[Any] | None = None  # at the last `take`
@@ -114,6 +115,12 @@ class StatsRecorder:
                 wait_s = request.times.first_token - request.times.arrival
                 self._observe(time_to_first_token_seconds=wait_s)
         self._num_generation_tokens += num_tokens_out
+        if advanced.num_drafts:
+            self._drafted.update(
+                num_drafts=advanced.num_drafts,
+                num_draft_tokens=advanced.num_draft_tokens,
+                num_accepted_tokens=advanced.num_accepted_tokens,
+            )
         self._histograms["inter_token_latency_seconds"].observe_all(advanced.token_gaps_s)
         self._observe(iteration_tokens_total=num_tokens)
 
@@ -136,6 +143,7 @@ class StatsRecorder:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
+            **self._drafted,
         )
         deltas, self._reported = totals - self._reported, totals
         finished, self._num_finished = dict(self._num_finished), Counter()

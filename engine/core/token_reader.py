@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.logprobs.prompt_scorer import PromptScorer
 from engine.core.logprobs.sampled_logprobs import token_logprobs
 from engine.core.request import FinishReason, Request
-from engine.core.schedule import RUNNING, Samples, Schedule
+from engine.core.schedule import RUNNING, SKIPPED, Samples, Schedule
 from engine.core.slot_states import SlotStates
 from engine.text.byte_sets import ByteSets
 
@@ -24,7 +26,7 @@ _FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
 
 
 class _Rows(NamedTuple):
-    """The rows of a step that sample a token.
+    """The rows of a step that sample a token, or that do behind a draft.
 
     Attributes:
         slots: int32 [R].
@@ -47,6 +49,8 @@ class Advanced:
         begun: those that got their first token.
         token_gaps_s: float64 [M], of those with earlier tokens, the time since the last one.
         num_forced: tokens that came with these, without a step of their own.
+        num_drafts, num_draft_tokens, num_accepted_tokens: sequences with drafts in the step, these
+            drafts, and those of them that were drawn.
     """
 
     slots: NDArray[np.int32]
@@ -54,6 +58,22 @@ class Advanced:
     begun: list[Request]
     token_gaps_s: NDArray[np.float64]
     num_forced: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def add(self, drawn: Advanced | None, num_drafts: int) -> None:
+        """Add the tokens that were `drawn` behind `num_drafts` drafts, one or none of each."""
+        self.num_drafts = max(self.num_drafts, num_drafts)  # each has a first one
+        self.num_draft_tokens += num_drafts
+        if drawn is None:
+            return
+        self.num_accepted_tokens += len(drawn.token_gaps_s)
+        self.examined = list(dict.fromkeys([*self.examined, *drawn.examined]))
+        apart = {request.slot for request in self.examined}
+        slots = np.union1d(self.slots, drawn.slots)
+        self.slots = slots[[slot not in apart for slot in slots.tolist()]]
+        self.token_gaps_s = np.concatenate([self.token_gaps_s, drawn.token_gaps_s])
 
     @property
     def finished(self) -> list[Request]:
@@ -78,7 +98,8 @@ class TokenReader:
         self._kv_cache = kv_cache
         self.scorer = PromptScorer()
         self._forcer = TokenForcer(states, vocab_size=len(token_bytes))
-        self._in_flight: deque[_Rows] = deque()  # of each step
+        # Of each step, those that sample a token, then those behind the first drafts, and so on.
+        self._in_flight: deque[list[_Rows]] = deque()
 
     @property
     def is_busy(self) -> bool:
@@ -89,15 +110,24 @@ class TokenReader:
         """Note the next step; return it with what it finds of prompts, and the forced tokens."""
         slots = schedule.slots[schedule.wants_token]
         is_embedded = self._states.wants_embedding[slots]
-        self._in_flight.append(_Rows(slots, self._states.serial[slots], is_embedded))
+        first = _Rows(slots, self._states.serial[slots], is_embedded)
+        self._in_flight.append([first, *self._drafted(schedule)])
         if is_embedded.any():
             rows = schedule.wants_token.nonzero()[0][is_embedded]
             schedule = replace(schedule, embedded=rows.astype(np.int32))
         return self.scorer.launch(self._forcer.launch(schedule))
 
+    def _drafted(self, schedule: Schedule) -> Iterator[_Rows]:
+        """Yield the rows with a first draft, those with a second one, and so on."""
+        if (drafts := schedule.drafts) is not None:
+            for number in range(1, drafts.most + 1):
+                slots = schedule.slots[drafts.reaching(number)[0]]
+                yield _Rows(slots, self._states.serial[slots], np.zeros(len(slots), np.bool_))
+
     def cancel(self) -> None:
         """Forget the newest step, which is never read; its sequences still have their slots."""
-        self._states.num_unread_tokens[self._in_flight.pop().slots] -= 1
+        for rows in self._in_flight.pop():
+            self._states.num_unread_tokens[rows.slots] -= 1
         self.scorer.cancel()
 
     def read(self, samples: Samples) -> Advanced:
@@ -106,17 +136,53 @@ class TokenReader:
         These have ended, or were preempted: then the token is drawn again, from the same seed.
         """
         self.scorer.read(samples)  # before the first token, which goes out with what it finds
+        first, *drafted = self._in_flight.popleft()
+        advanced = self._take(first, samples, self._are_owned(first))
+        for rows, drawn in zip_longest(drafted, samples.drafted):
+            self._take_drafted(rows, drawn, advanced)
+        return advanced
+
+    def _are_owned(self, rows: _Rows) -> NDArray[np.bool_]:
+        """Whether the sequences of `rows` still have their slots."""
+        owned: NDArray[np.bool_] = self._states.serial[rows.slots] == rows.serials
+        return owned
+
+    def _take_drafted(self, rows: _Rows, samples: Samples | None, advanced: Advanced) -> None:
+        """Take the tokens behind drafts that were drawn, and add them to `advanced`.
+
+        What was computed for the other drafts is void, and for those after the end of a sequence.
+
+        Args:
+            samples: None: none of these drafts was drawn.
+        """
+        states, is_owned = self._states, self._are_owned(rows)
+        is_drawn = np.zeros_like(is_owned)
+        if samples is not None:
+            owners = [states.requests[slot] for slot in rows.slots.tolist()]
+            goes_on = [each is not None and each.finish is None for each in owners]
+            is_drawn = is_owned & goes_on & (samples.finish_reasons != SKIPPED)
+        void = rows.slots[is_owned & ~is_drawn]
+        states.num_unread_tokens[void] -= 1
+        states.num_computed_tokens[void] -= 1
+        for slot in rows.slots[is_owned].tolist():
+            states.owner(slot).num_draft_tokens += 1
+        for slot in rows.slots[is_drawn].tolist():
+            states.owner(slot).num_accepted_draft_tokens += 1
+        drawn = None if samples is None else self._take(rows, samples, is_drawn)
+        advanced.add(drawn, len(rows.slots))
+
+    def _take(self, rows: _Rows, samples: Samples, is_owned: NDArray[np.bool_]) -> Advanced:
+        """Take the tokens of those `rows` whose sequences own them."""
         now, states = time.monotonic(), self._states
-        slots, serials, is_embedded = self._in_flight.popleft()
-        is_owned = states.serial[slots] == serials
+        slots, _, is_embedded = rows
         if samples.hidden is not None:
             for hidden, slot in zip(
                 samples.hidden[is_owned[is_embedded]], slots[is_embedded & is_owned], strict=True
             ):
                 states.owner(slot).output.hidden = hidden
-        rows = is_owned.nonzero()[0]
-        slots = slots[rows]
-        token_ids, ended = samples.token_ids[rows], samples.finish_reasons[rows]
+        places = is_owned.nonzero()[0]
+        slots = slots[places]
+        token_ids, ended = samples.token_ids[places], samples.finish_reasons[places]
         # Before the token, because its own KV is computed only if it is not the last.
         place = states.num_tokens[slots]
         self._commit(slots, place)
@@ -131,7 +197,7 @@ class TokenReader:
             request.times.first_token = now
         if samples.logprobs is not None:
             logprobs = token_logprobs(samples)
-            for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
+            for slot, row in zip(slots.tolist(), places.tolist(), strict=True):
                 if row in logprobs:
                     states.owner(slot).output.add_logprobs(logprobs[row])
         is_examined = (ended != RUNNING) | states.is_watched[slots]

@@ -14,6 +14,7 @@ from engine.core.schedule import SamplingBatch, Schedule
 from engine.execution.attention.backend import AttentionBackend
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Download, Downloads
+from engine.execution.drafts import DraftedSteps
 from engine.execution.expert_counts import ExpertCounts
 from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes, run_padding
 from engine.execution.graphs.graph_sizes import GraphSizes
@@ -76,13 +77,13 @@ class ModelRunner:
         self._kv_cache: list[LayerCache] = []
         self._block_copier: BlockCopier | None = None  # of the KV cache
         self._graphs: CapturedSteps | None = None
-        # Waits for its sampling.
-        self._launched: tuple[Schedule, ForwardResults] | None = None
+        self._launched: tuple[Schedule, ForwardResults] | None = None  # waits for its sampling
         vocab_size = model.spec.vocab_size
         self._tables = allocate_tables(
             config, vocab_size, max_model_len, device, num_groups=len(groups.windows)
         )
         self._sampler = Sampler(self._tables, vocab_size)
+        self._drafted = DraftedSteps(model, self._tables, self._sampler, self._downloads)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one."""
@@ -208,8 +209,11 @@ class ModelRunner:
         """
         assert self._launched is not None
         (schedule, results), self._launched = self._launched, None
-        plan = self._sampler.plan(schedule, sampling)
-        return with_memory(schedule, self.device, partial(self._run_sample, results, plan))
+        if schedule.drafts is not None:
+            run = partial(self._drafted.draw, schedule, sampling, results)
+        else:
+            run = partial(self._run_sample, results, self._sampler.plan(schedule, sampling))
+        return with_memory(schedule, self.device, run)
 
     @torch.inference_mode()
     def _run_forward(self, schedule: Schedule) -> ForwardResults:
@@ -236,7 +240,8 @@ class ModelRunner:
             found = self._downloads.start(scores)
         last = hidden[inputs.logits_rows]
         prompts = PromptResults(found, self._embedded(schedule, last))
-        return ForwardResults(last, inputs.sample_slots, in_graph=False, prompts=prompts)
+        kept = last if schedule.drafts is None else hidden
+        return ForwardResults(kept, inputs.sample_slots, in_graph=False, prompts=prompts)
 
     def _embedded(self, schedule: Schedule, last: Tensor) -> Download | None:
         """Copy those of the `last` hidden states of the rows to the host that are wanted there."""

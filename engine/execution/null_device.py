@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.core.ragged import Int32s
 from engine.core.schedule import (
-    Int32s,
     SamplingBatch,
     Schedule,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -34,7 +35,8 @@ class ForwardResults(NamedTuple):
     """Results of a forward pass; rows after those of the step are padding.
 
     Attributes:
-        hidden: [R, hidden_size], the last hidden state of each row.
+        hidden: [R, hidden_size], the last hidden state of each row; of a step with drafts that of
+            each token.
         slots: int32 [R], the slot whose token is sampled from the row; -1 if none is.
         in_graph: whether they are where the graphs of the sampling read them.
         prompts: what it has found of them.
@@ -47,13 +49,18 @@ class ForwardResults(NamedTuple):
 
 
 class PendingStep:
-    """A step that has been launched; the device copies its samples to the host."""
+    """A step that has been launched; the device copies its samples to the host.
+
+    Attributes:
+        drafted: the draws behind the first, second ... drafts of the step.
+    """
 
     def __init__(self, plan: SamplePlan, download: Download, prompts: PromptResults) -> None:
         """Read the tokens and finish reasons of the rows of `plan`, and its log-probabilities."""
         self._plan = plan
         self._download = download
         self._prompts = prompts
+        self.drafted: Sequence[PendingStep] = ()
 
     @classmethod
     def of(
@@ -96,6 +103,7 @@ class PendingStep:
             logprobs=logprobs,
             prompt_logprobs=None if scored is None else ScoredLogprobs(*scored.wait()),
             hidden=None if hidden is None else hidden.wait()[0],
+            drafted=tuple(each.wait() for each in self.drafted),
         )
 
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.core.ragged import Int32s
 from engine.core.schedule import (
     ALLOWED,
     BEAM,
@@ -26,7 +27,6 @@ from engine.core.schedule import (
     TRUNCATION,
     Adjustments,
     Admissions,
-    Int32s,
     SamplingBatch,
     Schedule,
     num_sampled_rows,

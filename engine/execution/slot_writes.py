@@ -7,7 +7,13 @@ import torch
 
 from engine.core.constraints.token_masks import token_mask
 from engine.core.kv.group_windows import blocks_for
-from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
+from engine.core.ragged import Int32s, Ragged
+from engine.core.schedule import (
+    ALLOWED,
+    MAX_STOP_TOKEN_IDS,
+    Admissions,
+    Schedule,
+)
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.step_memory import is_out_of_memory
@@ -63,9 +69,9 @@ def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWr
     starts = blocks.groups * tables.max_blocks + blocks.starts
     writes.set_lists("block_tables", blocks.slots, starts, ids.start_loc, ids.values)
     if (forced := schedule.forced) is not None:
-        new = forced.token_ids
-        writes.set_lists("token_ids", forced.slots, forced.starts, new.start_loc, new.values)
-        writes.set_column("num_tokens", forced.slots, forced.starts + new.lengths)
+        _append(writes, forced.slots, forced.starts, forced.token_ids)
+    if (drafts := schedule.drafts) is not None:
+        _append(writes, schedule.slots[drafts.rows], drafts.starts, drafts.token_ids)
     slots = np.full(num_rows, -1, dtype=np.int32)
     slots[: schedule.num_rows] = schedule.slots
     query_start_loc = np.full(num_rows + 1, schedule.total_num_tokens, dtype=np.int32)
@@ -73,6 +79,12 @@ def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWr
     np.cumsum(schedule.num_tokens, out=query_start_loc[1 : schedule.num_rows + 1])
     writes.set_step(slots, query_start_loc)
     return writes
+
+
+def _append(writes: SlotWrites, slots: Int32s, starts: Int32s, token_ids: Ragged) -> None:
+    """Add tokens behind the first `starts` of the sequences in `slots` to `writes`."""
+    writes.set_lists("token_ids", slots, starts, token_ids.start_loc, token_ids.values)
+    writes.set_column("num_tokens", slots, starts + token_ids.lengths)
 
 
 def write_admissions(admissions: Admissions, writes: SlotWrites, num_mask_words: int) -> None:

@@ -53,6 +53,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     first_scheduled_time: Seconds
     first_token_time: Seconds
     finished_time: Seconds
+    num_draft_tokens: Int32 = 0  # guesses of tokens
+    num_accepted_draft_tokens: Int32 = 0  # those of them that were right
 
 
 # ---- stub -> engine process -----------------------------------------------------------------
@@ -224,6 +226,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     num_preemptions: int = 0
     num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits: int = 0  # those of them found
+    num_drafts: int = 0  # guesses of the next tokens of a sequence
+    num_draft_tokens: int = 0  # in them
+    num_accepted_tokens: int = 0  # those of them that were drawn
     num_finished: dict[str, int] = {}  # by finish reason
     histograms: dict[str, HistogramDelta] = {}  # by name, those with observations
 

@@ -97,8 +97,7 @@ def _cumulative_logprob(chunks: list[Chunk]) -> Array:
 def _figures(chunks: list[Chunk], figure: Figure, block_size: int) -> Array:
     """Return one figure of the sequences that have finished; 0 for others."""
     stats = [chunk.details.stats for chunk in chunks]
-    values = [0 if each is None else int(figure(each, block_size)) for each in stats]
-    return np.array(values, dtype=np.int64)
+    return np.array([0 if each is None else figure(each, block_size) for each in stats])
 
 
 def _num_reused_blocks(stats: RequestStats, block_size: int) -> int:
@@ -128,12 +127,13 @@ _FIGURES: dict[str, Figure] = {
     # As TensorRT-LLM counts them, both are without those that were reused.
     "kv_cache_alloc_new_blocks": _num_new_blocks,
     "kv_cache_alloc_total_blocks": _num_new_blocks,
-    "arrival_time_ns": lambda stats, _: stats.arrival_time * 1e9,
-    "first_scheduled_time_ns": lambda stats, _: stats.first_scheduled_time * 1e9,
-    "first_token_time_ns": lambda stats, _: stats.first_token_time * 1e9,
-    "last_token_time_ns": lambda stats, _: stats.finished_time * 1e9,
-    # Nothing is drafted.
-    **dict.fromkeys(
-        ("acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"), lambda *_: 0
+    "arrival_time_ns": lambda stats, _: int(stats.arrival_time * 1e9),
+    "first_scheduled_time_ns": lambda stats, _: int(stats.first_scheduled_time * 1e9),
+    "first_token_time_ns": lambda stats, _: int(stats.first_token_time * 1e9),
+    "last_token_time_ns": lambda stats, _: int(stats.finished_time * 1e9),
+    "total_draft_tokens": lambda stats, _: stats.num_draft_tokens,
+    "total_accepted_draft_tokens": lambda stats, _: stats.num_accepted_draft_tokens,
+    "acceptance_rate": lambda stats, _: (
+        stats.num_accepted_draft_tokens / max(stats.num_draft_tokens, 1)
     ),
 }

@@ -67,7 +67,6 @@ SETTINGS: Neutral = {
     "rope_scaling": (),
     "rope_theta": (),
     "runner": ("auto", "generate"),
-    "speculative_config": (),
     "task": ("auto", "generate"),
     "tensor_parallel_size": (1,),
     "tokenizer_mode": ("auto",),

@@ -42,6 +42,14 @@ LOADS: list[dict[str, Any]] = [
         "num_gpu_blocks_override": 710,
         "swap_space": 0.01,
     },
+    {
+        "max_num_seqs": 4,
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 6,
+            "prompt_lookup_max": 1,
+        },
+    },
 ]
 each_form = pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(form.values()))
 

@@ -14,6 +14,7 @@ from engine import LLM, RequestOutput, SamplingParams
 from engine.models.kv_groups import group_layers
 from engine.models.registry import read_model_spec
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.drafts import KnownAnswers
 from tests.factories.families import FAMILIES
 from tests.factories.greedy import Answer, GreedyReference, check_answer
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -172,6 +173,22 @@ def test_under_preemption(reference: Reference, ahead: dict[str, bool]) -> None:
     outputs = llm.generate(reference.prompts, PARAMS, use_tqdm=False)
     check(reference, outputs, llm)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 6}, {"tight": True}], ids=str)
+def test_with_drafts(reference: Reference, settings: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"max_num_seqs": 3, **settings}
+    if fields.pop("tight", False):
+        fields["num_gpu_blocks_override"] = tight(reference) + 12  # some are left for drafts
+    ngram = {"method": "ngram", "num_speculative_tokens": 4}
+    llm = make_llm(reference, speculative_config=ngram, **fields)
+    answers = [each.token_ids for each in reference.answers]
+    proposer = KnownAnswers(4, zip(reference.prompts, answers, strict=True))
+    llm._core.scheduler._drafter._proposer = proposer
+    outputs = llm.generate(reference.prompts, PARAMS, use_tqdm=False)
+    check(reference, outputs, llm)
+    stats = llm._core.take_stats()
+    assert 0.2 < stats.num_accepted_tokens / stats.num_draft_tokens < 0.8
 
 
 @pytest.mark.parametrize("reference", ["llama", "mistral-sliding-window", "gemma2"], indirect=True)

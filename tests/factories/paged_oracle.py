@@ -10,8 +10,8 @@ copying and preemption are.
 
 import hashlib
 import time
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.core.schedule import BEAM, LENGTH, RUNNING, SKIPPED, STOP, Samples, 
 from engine.core.scheduler import Scheduler
 from engine.execution.memory.kv_caches import move_blocks
 from tests.factories.beams import sampled_logprobs
+from tests.factories.block_store import BlockStore
 from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB
 
 
@@ -66,6 +67,7 @@ class Slot:
     tables: list[list[int]]
     num_computed_tokens: int
     num_candidates: int  # of a beam, else 0
+    drafts: list[int]  # of the step
     finish_reason: int = RUNNING
 
     def append(self, token_id: int) -> int:
@@ -90,37 +92,8 @@ class Row:
 
     @property
     def end(self) -> int:
+        """Where its known tokens end that the step computes, or its drafts."""
         return self.slot.num_computed_tokens + self.num_tokens
-
-
-class BlockStore:
-    """Device and host blocks; copies as `kernels.block_copy.BlockCopier` does."""
-
-    def __init__(self, block_size: int) -> None:
-        self.device: dict[int, list[bytes]] = defaultdict(lambda: [b""] * block_size)
-        self.host: dict[int, list[bytes]] = {}
-        self.num_swapped_in = 0
-
-    def swap_out(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        _copy(self.device, self.host, sources, destinations)
-
-    def copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        _copy(self.device, self.device, sources, destinations)
-
-    def swap_in(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        _copy(self.host, self.device, sources, destinations)
-        self.num_swapped_in += len(sources)
-
-
-def _copy(
-    read: dict[int, list[bytes]],
-    written: dict[int, list[bytes]],
-    sources: Sequence[int],
-    destinations: Sequence[int],
-) -> None:
-    assert len(set(destinations)) == len(sources) == len(destinations)
-    contents = [list(read[block]) for block in sources]
-    written.update(zip(destinations, contents, strict=True))
 
 
 class PagedOracle:
@@ -183,7 +156,7 @@ class PagedOracle:
                 continue
             self.num_computed_tokens += row.num_tokens
             for position in range(slot.num_computed_tokens, row.end):
-                content = chain(slot.token_ids[: position + 1])
+                content = chain([*slot.token_ids, *slot.drafts][: position + 1])
                 for group in range(len(self.windows)):
                     block, place = self._place(slot, group, position)
                     block[place] = content + bytes([group])
@@ -197,7 +170,7 @@ class PagedOracle:
                 beams.append((len(token_ids), list(row.slot.token_ids), row.slot.num_candidates))
             if row.wants_token:
                 token_ids.append(next_token(row.slot.token_ids, row.slot.index))
-            row.slot.num_computed_tokens = row.end
+            row.slot.num_computed_tokens = row.end - len(row.slot.drafts)
             if row.wants_token:
                 reasons.append(row.slot.append(token_ids[-1]))
         return Samples(
@@ -205,7 +178,24 @@ class PagedOracle:
             np.array(reasons, dtype=np.int32),
             sampled_logprobs(beams),
             scores,
+            drafted=tuple(self._draw_behind_drafts([row.slot for row in rows])),
         )
+
+    def _draw_behind_drafts(self, slots: Sequence[Slot]) -> Iterator[Samples]:
+        """Draw on behind each draft that was drawn; count its KV as computed then."""
+        starts = [len(slot.token_ids) - 1 for slot in slots]
+        for number in range(max(len(slot.drafts) for slot in slots)):
+            token_ids, reasons = [], []
+            for slot, start in zip(slots, starts, strict=True):
+                if number < len(slot.drafts):
+                    goes_on = slot.token_ids[start:] == slot.drafts[: number + 1]
+                    goes_on &= slot.finish_reason == RUNNING
+                    slot.num_computed_tokens += goes_on
+                    token_ids.append(next_token(slot.token_ids, slot.index) if goes_on else 0)
+                    reasons.append(slot.append(token_ids[-1]) if goes_on else SKIPPED)
+            yield Samples(
+                np.array(token_ids, dtype=np.int32), np.array(reasons, dtype=np.int32), None
+            )
 
     def _score(self, rows: Sequence[Row], scored: ScoredTokens) -> ScoredLogprobs:
         """Score tokens of prompts; the most likely ones are the same token again and again."""
@@ -246,12 +236,19 @@ class PagedOracle:
                     if admissions.features[item] & BEAM
                     else 0
                 ),
+                drafts=[],
             )
         for item, slot in enumerate(blocks.slots.tolist()):
             start = int(blocks.starts[item])
             table = self._slots[slot].tables[blocks.groups[item]]
             assert start <= len(table)
             table[start:] = blocks.block_ids[item].tolist()
+        for slot in schedule.slots.tolist():
+            self._slots[slot].drafts = []
+        if (drafts := schedule.drafts) is not None:
+            for item, slot in enumerate(schedule.slots[drafts.rows].tolist()):
+                assert len(self._slots[slot].token_ids) == drafts.starts[item]
+                self._slots[slot].drafts = drafts.token_ids[item].tolist()
         running = {request.slot: request for request in self.scheduler.running}
         for row, number in enumerate(schedule.slots.tolist()):
             request, slot = running[number], self._slots[number]
@@ -268,8 +265,9 @@ class PagedOracle:
 
     def _check(self, row: Row) -> None:
         slot = row.slot
-        assert row.wants_token == (row.end == len(slot.token_ids))
-        contents = [chain(slot.token_ids[: position + 1]) for position in range(row.end)]
+        token_ids = [*slot.token_ids, *slot.drafts]
+        assert row.wants_token == (row.end == len(token_ids))
+        contents = [chain(token_ids[: position + 1]) for position in range(row.end)]
         for group, window in enumerate(self.windows):
             first = max(0, slot.num_computed_tokens - (window or row.end) + 1)
             for position in range(first if window else 0, row.end):

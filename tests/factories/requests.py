@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from engine.core.drafts.proposer import Proposer
 from engine.core.kv.group_windows import GroupWindows
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.kv.tables import num_places
@@ -64,6 +65,7 @@ def make_scheduler(
     num_host_blocks: int = 0,
     max_model_len: int = 256,
     windows: Sequence[int | None] = (None,),
+    proposer: Proposer | None = None,
 ) -> Scheduler:
     cache = KVCacheManager(
         num_blocks,
@@ -85,6 +87,7 @@ def make_scheduler(
         policy=policy,  # type: ignore[arg-type]
         max_model_len=max_model_len,
         token_bytes=np.tile(ALL_BYTES, (VOCAB, 1)),
+        proposer=proposer,
     )
 
 

@@ -127,7 +127,7 @@ def serving() -> list[ParameterSet]:
 def test_a_server_starts(example: Example, tmp_path: Path) -> None:
     words = shlex.split(_ours(example.text))
     # No hub can be reached, and no folder of the user's; ports may be in use.
-    words = ["demo" if re.search(r"\bQwen[\d.]+-", word) else word for word in words]
+    words = ["demo" if re.search(r"\bQwen[\d.]+-|^my-", word) else word for word in words]
     words = [word for word in words if word not in ("--http-port", "8080")]
     if "--help" in words:
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.constraints.processors import AskedProcessor
+from engine.core.ragged import Int32s
 from engine.core.request import Request
-from engine.core.schedule import Adjustments, Float32s, Int32s, Schedule
+from engine.core.schedule import Adjustments, Float32s, Schedule
 from engine.errors import TridentError
 from engine.logits_processors import Adjustment, LogitsProcessor, ProcessorRow
 from engine.validation.limits import shown

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.core.ragged import ragged
 from engine.core.request import Request
 from engine.core.schedule import ForcedTokens, Schedule
-from engine.core.schedule_builder import ragged
 from engine.core.slot_states import SlotStates
 
 # So that no step waits long for others: tokens of one sequence, and the time of all sequences after

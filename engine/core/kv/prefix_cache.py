@@ -136,6 +136,7 @@ class PrefixCache:
         They must be known and computed, or the next step to run computes them. A sampled token is
         computed only if it is not the last of its sequence.
         """
+        assert num_tokens <= request.num_tokens
         num_full = num_tokens // self._block_size
         if num_full <= request.kv.num_committed_blocks or not self.enabled:
             return

@@ -28,6 +28,9 @@ _COUNTERS = {
     "num_preemptions": ("num_preemptions_total", "Preempted sequences."),
     "num_prefix_queries": ("prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
     "num_prefix_hits": ("prefix_cache_hits_total", "Tokens found in the prefix cache."),
+    "num_drafts": ("spec_decode_num_drafts_total", "Guesses of a sequence's next tokens."),
+    "num_draft_tokens": ("spec_decode_num_draft_tokens_total", "Tokens guessed."),
+    "num_accepted_tokens": ("spec_decode_num_accepted_tokens_total", "Guesses that were right."),
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "Seconds from arrival to the first token.",

@@ -118,7 +118,7 @@ def test_what_vllm_calls_the_same_or_nothing(
     [
         ("tensor_parallel_size", 2, ""),
         ("enable_lora", True, "; name an adapter as model"),
-        ("speculative_config", {"method": "x"}, ""),
+        ("data_parallel_size", 2, ""),
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(

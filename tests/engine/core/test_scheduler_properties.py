@@ -7,6 +7,7 @@ from engine.core.constraints.bad_words import BadWords
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from tests.factories.arrivals import Arrival, arrivals, schedulers, serve
+from tests.factories.drafts import proposers
 from tests.factories.paged_oracle import VOCAB, PagedOracle, expected_output
 from tests.factories.requests import StopString
 
@@ -24,6 +25,22 @@ def test_outputs_do_not_depend_on_company(
     asked: list[tuple[Arrival, tuple[int, str]]], scheduler: Scheduler, num_ahead: int
 ) -> None:
     """Random arrivals, forks, stops, aborts, preemptions: everybody gets what they get alone."""
+    check_outputs(asked, scheduler, num_ahead)
+
+
+@given(
+    asked=st.lists(st.tuples(arrivals(), _STOPS), min_size=1, max_size=8),
+    scheduler=schedulers(proposer=proposers()),
+)
+def test_outputs_do_not_depend_on_drafts(
+    asked: list[tuple[Arrival, tuple[int, str]]], scheduler: Scheduler
+) -> None:
+    check_outputs(asked, scheduler, num_ahead=0)
+
+
+def check_outputs(
+    asked: list[tuple[Arrival, tuple[int, str]]], scheduler: Scheduler, num_ahead: int
+) -> None:
     groups = [arrival.group(uid) for uid, (arrival, _) in enumerate(asked)]
     for group, (_, stop) in zip(groups, asked, strict=True):
         for request in group:

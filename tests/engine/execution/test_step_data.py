@@ -24,7 +24,6 @@ from engine.protocol.token_ids import pack_token_ids
 
 SETTINGS = {
     "dtype": "float32",
-    "async_scheduling": True,
     "block_size": 4,
     "num_gpu_blocks_override": 26,
     "swap_space": 2**-12,
@@ -49,16 +48,19 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([19, 20], {"n": 4, "temperature": 3.0, "stop_token_ids": [*range(200, 216)], "seed": 11}),
     ([21], {"structured_outputs": {"regex": "[Tt]he quick brown fox[.!]"}}),
     ([18] * 30, {"min_tokens": 20, "stop_token_ids": [3, 4], "temperature": 3.0, "seed": 10}),
+    ([22] * 5, {"allowed_token_ids": [22], "logprobs": 2}),
 ]
 
 
-def settings(checkpoint: Path) -> EngineConfig:
-    return EngineConfig.parse({"model": str(checkpoint), **SETTINGS})
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 1}
+MODES: dict[str, dict[str, Any]] = {
+    "one-step-ahead": {"async_scheduling": True},
+    "drafts": {"speculative_config": NGRAM},
+}
 
 
-def run_steps(checkpoint: Path, pipe: Connection) -> None:
+def run_steps(config: EngineConfig, checkpoint: Path, pipe: Connection) -> None:
     """Answer each (schedule, sampling batch) with its samples; end with the pipe."""
-    config = settings(checkpoint)
     model_spec = read_model_spec(checkpoint)
     runner = load_model(config, checkpoint, model_spec, list, lambda text: None).runner
     pipe.send("ready")
@@ -72,11 +74,11 @@ def run_steps(checkpoint: Path, pipe: Connection) -> None:
 
 
 @contextmanager
-def other_process(checkpoint: Path) -> Iterator[Connection]:
+def other_process(config: EngineConfig, checkpoint: Path) -> Iterator[Connection]:
     """Yield the pipe to `run_steps` in a process of its own."""
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
-    process = context.Process(target=run_steps, args=(checkpoint, theirs))
+    process = context.Process(target=run_steps, args=(config, checkpoint, theirs))
     process.start()
     theirs.close()
     try:
@@ -119,10 +121,15 @@ class Waiting:
         self.wait = wait
 
 
+@pytest.fixture(scope="module", params=[*MODES])
+def config(checkpoint: Path, request: pytest.FixtureRequest) -> EngineConfig:
+    return EngineConfig.parse({"model": str(checkpoint), **SETTINGS, **MODES[request.param]})
+
+
 @pytest.fixture(scope="module")
-def steps(checkpoint: Path) -> Recorder:
+def steps(config: EngineConfig) -> Recorder:
     """The steps of an engine that serves all requests, which come one by one."""
-    core = EngineCore(settings(checkpoint))
+    core = EngineCore(config)
     core._runner = recorder = Recorder(core._runner)
     left = list(enumerate(REQUESTS))
     while left or core.has_unfinished_requests():
@@ -136,8 +143,10 @@ def steps(checkpoint: Path) -> Recorder:
     return recorder
 
 
-def test_another_process_gets_the_same_tokens(steps: Recorder, checkpoint: Path) -> None:
-    with other_process(checkpoint) as pipe:
+def test_another_process_gets_the_same_tokens(
+    steps: Recorder, config: EngineConfig, checkpoint: Path
+) -> None:
+    with other_process(config, checkpoint) as pipe:
         for schedule, sampling, samples in zip(
             steps.schedules, steps.batches, steps.samples, strict=True
         ):
@@ -161,9 +170,11 @@ def assert_equal(found: Samples, expected: Samples) -> None:
                 assert mine.num_top[row] == num_top
                 ids = (found.top_token_ids[row, :num_top].tolist() for found in (mine, theirs))
                 assert len({tuple(each) for each in ids}) == 1
+    for one, other in zip(found.drafted, expected.drafted, strict=True):
+        assert_equal(one, other)
 
 
-def test_these_steps_have_everything_in_them(steps: Recorder) -> None:
+def test_these_steps_have_everything_in_them(steps: Recorder, config: EngineConfig) -> None:
     """What the test above relies on."""
     schedules, admissions = steps.schedules, [s.admissions for s in steps.schedules]
     assert any(len(s.swap_out) for s in schedules), "a preempted sequence is swapped out"
@@ -186,7 +197,16 @@ def test_these_steps_have_everything_in_them(steps: Recorder) -> None:
     assert any((a.features & ALLOWED).any() for a in admissions)
     assert any(len(a.bias_values) for a in admissions)
     assert any((a.frequency_penalty > 0).any() for a in admissions)
-    assert any((s.finish_reasons == SKIPPED).any() for s in steps.samples), "one step ahead"
+    if config.speculative_config is None:
+        assert any((s.finish_reasons == SKIPPED).any() for s in steps.samples), "one step ahead"
+    else:
+        assert any(s.drafts is not None and s.drafts.most > 1 for s in schedules)
+        drafted = [each for samples in steps.samples for each in samples.drafted]
+        assert any(s.logprobs for s in drafted), "some are drawn, with log-probabilities"
+        assert any(
+            s.drafts is not None and not x.drafted
+            for s, x in zip(schedules, steps.samples, strict=True)
+        )
     assert {s.logprobs.top_token_ids.shape[1] for s in steps.samples if s.logprobs} >= {0, 2, 3}
 
 
@@ -202,6 +222,10 @@ def foreign(value: object, path: str = "") -> list[str]:
             found
             for field in fields(value)
             for found in foreign(getattr(value, field.name), f"{path}.{field.name}")
+        ]
+    if isinstance(value, tuple):
+        return [
+            found for place, part in enumerate(value) for found in foreign(part, f"{path}[{place}]")
         ]
     if isinstance(value, np.ndarray):
         return [] if value.dtype.kind in "biuf" else [f"{path}: {value.dtype}"]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from engine.core.schedule import Int32s
+from engine.core.ragged import Int32s
 from engine.execution.memory.kv_caches import move_blocks
 from kernels.block_copy import BlockCopier
 from tests.factories.sampling import EMPTY

@@ -97,7 +97,7 @@ def test_special_tokens_are_left_out_unless_wanted() -> None:
 
 def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     first = TokenLogprobs([5, 6, 5], [-0.5, -math.inf, -0.5], [1, 9, 1])
-    stats = RequestStats(40, 33, 2, 0, 1.0, 2.0, 3.0, 4.5)
+    stats = RequestStats(40, 33, 2, 0, 1.0, 2.0, 3.0, 4.5, 8, 6)
     chunks = [
         out(
             *(0, 5, 5),
@@ -112,6 +112,7 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     wanted += ["kv_cache_reused_blocks", "last_token_time_ns", "cum_log_probs", "output_log_probs"]
     wanted += ["cumulative_logprob", "num_cached_tokens", "stop_reason"]
     wanted += ["kv_cache_alloc_new_blocks", "kv_cache_alloc_total_blocks", "acceptance_rate"]
+    wanted += ["total_draft_tokens", "total_accepted_draft_tokens"]
     texts = POSTPROCESS(DetokenizerInput(1, chunks, outputs=wanted))
     assert set(texts) == {"text_output", "logprobs"}
     outputs = tensors_of(chunks, wanted)
@@ -123,7 +124,9 @@ def test_only_what_was_asked_for_comes_with_one_element_per_chunk() -> None:
     assert outputs["kv_cache_reused_blocks"].tolist() == [2, 0]
     assert outputs["kv_cache_alloc_new_blocks"].tolist() == [1, 0]
     assert outputs["kv_cache_alloc_total_blocks"].tolist() == [1, 0]
-    assert outputs["acceptance_rate"].tolist() == [0, 0]
+    assert outputs["acceptance_rate"].tolist() == [0.75, 0]
+    assert outputs["total_draft_tokens"].tolist() == [8, 0]
+    assert outputs["total_accepted_draft_tokens"].tolist() == [6, 0]
     assert outputs["num_cached_tokens"].tolist() == [33, 0]
     assert outputs["last_token_time_ns"].tolist() == [4_500_000_000, 0]
     assert outputs["cum_log_probs"].tolist() == [-1.0, -0.5]

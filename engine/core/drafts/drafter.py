@@ -1,0 +1,108 @@
+"""Drafter: has steps compute guesses of the next tokens, drafts, behind the last known ones.
+
+A step draws a token behind each of them. As long as that is the next draft, it is the token that a
+step of its own would have drawn, from the same logits and random numbers: so drafts change when
+tokens come, and never which.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.drafts.draft_tokens import DraftTokens
+from engine.core.drafts.proposer import Proposer
+from engine.core.kv.group_windows import blocks_for
+from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.ragged import ragged
+from engine.core.schedule import Schedule
+from engine.core.slot_states import SlotStates
+
+# A step of so many tokens takes a CPU hardly longer than one of a single token: both read all
+# weights. Above, a draft that is not drawn costs as much as a token.
+_FREE_TOKENS = 12
+
+_NOTHING = np.zeros(0, dtype=np.int32)
+
+
+class Drafter:
+    """Drafts for the running sequences, while a step has room for tokens that cost nothing."""
+
+    def __init__(
+        self,
+        proposer: Proposer | None,
+        states: SlotStates,
+        kv_cache: KVCacheManager,
+        max_num_batched_tokens: int,
+        max_chunk: int,
+    ) -> None:
+        """Draft for the sequences in `states`, whose KV is in `kv_cache`.
+
+        Args:
+            proposer: None: there are never drafts.
+            max_num_batched_tokens: of a step.
+            max_chunk: of these, tokens of one sequence.
+        """
+        self._proposer = proposer
+        self._states = states
+        self._kv_cache = kv_cache
+        self._max_tokens = min(_FREE_TOKENS, max_num_batched_tokens)
+        self._max_chunk = max_chunk
+        self._drafts: dict[int, NDArray[np.int32]] = {}  # by slot, of the step being scheduled
+
+    def draft(self, slots: NDArray[np.int32], num_new: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Draft for some of the sequences that advance in a step; return how much for each, [N].
+
+        They share what the step has room for.
+
+        Args:
+            slots: int32 [N], those of the sequences.
+            num_new: int32 [N], how many known tokens they compute.
+        """
+        self._drafts = {}
+        num_drafts = np.zeros_like(num_new)
+        if self._proposer is None or not len(slots):
+            return num_drafts
+        num_spare = self._max_tokens - int(num_new.sum())
+        most = min(num_spare, self._proposer.max_tokens, self._max_chunk - 1)
+        if most < 1 or not self._has_blocks(len(slots), most):
+            return num_drafts
+        guesses = [self._guesses(self._proposer, slot, most) for slot in slots.tolist()]
+        lengths = np.array([len(each) for each in guesses])
+        while num_spare and len(places := (num_drafts < lengths).nonzero()[0][:num_spare]):
+            num_drafts[places] += 1
+            num_spare -= len(places)
+        for slot, tokens, count in zip(slots.tolist(), guesses, num_drafts.tolist(), strict=True):
+            if count:
+                self._drafts[slot] = tokens[:count]
+        return num_drafts
+
+    def launch(self, schedule: Schedule) -> Schedule:
+        """Return the step that has been scheduled, with the drafts in it."""
+        rows = [row for row, slot in enumerate(schedule.slots.tolist()) if slot in self._drafts]
+        if not rows:
+            return schedule
+        slots = schedule.slots[rows]
+        drafts = DraftTokens(
+            rows=np.array(rows, dtype=np.int32),
+            starts=self._states.num_tokens[slots],
+            token_ids=ragged([self._drafts[slot] for slot in slots.tolist()]),
+        )
+        return replace(schedule, drafts=drafts)
+
+    def _has_blocks(self, num_sequences: int, num_drafts: int) -> bool:
+        """Whether drafts take no block that a token needs."""
+        num_blocks = blocks_for(1 + num_drafts, self._kv_cache.block_size) + 1
+        num_groups = len(self._kv_cache.windows.windows)
+        return self._kv_cache.pool.num_free >= num_sequences * num_groups * num_blocks
+
+    def _guesses(self, proposer: Proposer, slot: int, most: int) -> NDArray[np.int32]:
+        """Return what a sequence may go on with, but for its last token: none comes behind that."""
+        request = self._states.owner(slot)
+        is_decoded = request.num_computed_tokens == request.num_tokens - 1
+        num_left = request.max_num_tokens - request.num_tokens - 1
+        if not is_decoded or num_left < 1 or not request.takes_drafts:
+            return _NOTHING
+        return proposer.propose(request, min(most, num_left))

@@ -1,0 +1,51 @@
+"""How the next tokens are guessed, in vLLM's fields."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.config.engine_config import EngineConfig
+from engine.config.speculative_config import SpeculativeConfig
+from engine.errors import ConfigError
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5}
+
+
+@pytest.mark.parametrize(
+    ("fields", "least", "most"),
+    [
+        ({}, 2, 4),
+        ({"prompt_lookup_max": 3}, 3, 3),
+        ({"prompt_lookup_min": 6}, 6, 6),
+        ({"prompt_lookup_min": 1, "prompt_lookup_max": 8}, 1, 8),
+        ({"prompt_lookup_min": None, "prompt_lookup_max": None}, 2, 4),
+    ],
+)
+def test_one_limit_stands_for_both(fields: dict[str, Any], least: int, most: int) -> None:
+    given = {**NGRAM, **fields}
+    for value in (given, json.dumps(given)):
+        config = EngineConfig.parse({"speculative_config": value})
+        found = config.speculative_config
+        assert isinstance(found, SpeculativeConfig)
+        assert found.num_speculative_tokens == 5
+        assert (found.prompt_lookup_min, found.prompt_lookup_max) == (least, most)
+        assert EngineConfig.parse(config.model_dump()) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({**NGRAM, "method": "eagle"}, r"speculative_config\.method: .*'ngram'"),
+        ({**NGRAM, "model": "org/draft"}, r"speculative_config\.model: unknown field"),
+        ({**NGRAM, "num_speculative_tokens": 0}, r"speculative_config\.num_speculative_tokens: "),
+        ({"method": "ngram"}, r"speculative_config\.num_speculative_tokens: Field required"),
+        ({**NGRAM, "prompt_lookup_min": 3, "prompt_lookup_max": 2}, "prompt_lookup_min must be at"),
+        ([1], r"speculative_config: .*dictionary"),
+        ("{", r"speculative_config: is not valid JSON"),
+    ],
+    ids=str,
+)
+def test_what_it_cannot_be_is_refused_by_name(value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^(speculative_config: )?{message}"):
+        EngineConfig.parse({"speculative_config": value})
