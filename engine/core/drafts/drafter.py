@@ -50,7 +50,8 @@ class Drafter:
         self._kv_cache = kv_cache
         self._max_tokens = min(_FREE_TOKENS, max_num_batched_tokens)
         self._max_chunk = max_chunk
-        self._drafts: dict[int, NDArray[np.int32]] = {}  # by slot, of the step being scheduled
+        # Of the step being scheduled, by slot: its serial, and the drafts.
+        self._drafts: dict[int, tuple[int, NDArray[np.int32]]] = {}
 
     def draft(self, slots: NDArray[np.int32], num_new: NDArray[np.int32]) -> NDArray[np.int32]:
         """Draft for some of the sequences that advance in a step; return how much for each, [N].
@@ -76,21 +77,23 @@ class Drafter:
             num_spare -= len(places)
         for slot, tokens, count in zip(slots.tolist(), guesses, num_drafts.tolist(), strict=True):
             if count:
-                self._drafts[slot] = tokens[:count]
+                self._drafts[slot] = int(self._states.serial[slot]), tokens[:count]
         return num_drafts
 
     def launch(self, schedule: Schedule) -> Schedule:
         """Return the step that has been scheduled, with the drafts in it."""
-        rows = [row for row, slot in enumerate(schedule.slots.tolist()) if slot in self._drafts]
-        if not rows:
+        drafts = {
+            row: self._drafts[slot][1]
+            for row, slot in enumerate(schedule.slots.tolist())
+            # Else it has been preempted for another one.
+            if slot in self._drafts and self._drafts[slot][0] == self._states.serial[slot]
+        }
+        if not drafts:
             return schedule
-        slots = schedule.slots[rows]
-        drafts = DraftTokens(
-            rows=np.array(rows, dtype=np.int32),
-            starts=self._states.num_tokens[slots],
-            token_ids=ragged([self._drafts[slot] for slot in slots.tolist()]),
-        )
-        return replace(schedule, drafts=drafts)
+        rows = np.array([*drafts], dtype=np.int32)
+        starts = self._states.num_tokens[schedule.slots[rows]]
+        token_ids = ragged([*drafts.values()])
+        return replace(schedule, drafts=DraftTokens(rows, starts, token_ids))
 
     def _has_blocks(self, num_sequences: int, num_drafts: int) -> bool:
         """Whether drafts take no block that a token needs."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,8 +42,10 @@ class FailingDevice:
 
     def __init__(self, core: EngineCore) -> None:
         runner: Any = core._runner
-        self._forward, self._sample = runner._run_forward, runner._run_sample
-        runner._run_forward, runner._run_sample = self._run_forward, self._run_sample
+        self._forward = runner._run_forward
+        runner._run_forward = self._run_forward
+        runner._run_sample = partial(self._run_sample, runner._run_sample)
+        runner._drafted.draw = partial(self._run_sample, runner._drafted.draw)
         self.start({})
 
     def start(self, fails: dict[int, str]) -> None:
@@ -58,8 +62,8 @@ class FailingDevice:
         self._fail("after the forward pass")
         return results
 
-    def _run_sample(self, *args: object) -> object:
-        results = self._sample(*args)
+    def _run_sample(self, sample: Callable[..., object], *args: object) -> object:
+        results = sample(*args)
         self._fail("after sampling")
         return results
 
@@ -80,12 +84,19 @@ def exhaust(kind: int) -> None:
     raise RuntimeError(f"CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `{call}`")
 
 
-@pytest.fixture(scope="module")
-def device(checkpoint: Path) -> tuple[EngineCore, FailingDevice]:
+_NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+_MODES: dict[str, dict[str, Any]] = {
+    "one-step-ahead": {"async_scheduling": True},
+    "drafts": {"speculative_config": {**_NGRAM, "prompt_lookup_max": 2}},
+}
+
+
+@pytest.fixture(scope="module", params=[*_MODES])
+def device(checkpoint: Path, request: pytest.FixtureRequest) -> tuple[EngineCore, FailingDevice]:
     fields = {
         "model": str(checkpoint),
         "dtype": "float32",
-        "async_scheduling": True,
+        **_MODES[request.param],
         "block_size": 4,
         "num_gpu_blocks_override": 1 + BLOCKS,
         "max_model_len": 64,
