@@ -67,7 +67,7 @@ class EngineConfig(BaseModel):
     load_format: LoadFormat = Field(
         "auto", description="auto: the checkpoint's safetensors; dummy: random weights, from seed"
     )
-    hf_overrides: JsonObject | None = Field(
+    hf_overrides: JsonObject = Field(
         None,
         description="fields that config.json gets, as JSON: rope_parameters, for instance",
         validation_alias=AliasChoices("hf_overrides", "json_model_override_args"),
@@ -75,7 +75,7 @@ class EngineConfig(BaseModel):
     generation_config: Literal["auto", "vllm"] = Field(
         "auto", description="auto: sampling as the checkpoint says by default; vllm: as vLLM does"
     )
-    override_generation_config: JsonObject | None = Field(
+    override_generation_config: JsonObject = Field(
         None, description="fields that generation_config.json gets, as JSON: temperature and others"
     )
     dtype: Dtype = Field("auto", description="compute type; auto: the checkpoint's")
@@ -180,7 +180,7 @@ class EngineConfig(BaseModel):
     stream_interval: Annotated[Integer, Field(ge=1)] = Field(
         1, description="tokens per streamed chunk"
     )
-    speculative_config: Speculative | None = Field(
+    speculative_config: Speculative = Field(
         None,
         description="guess next tokens on a CPU, as JSON with vLLM's fields: "
         '{"method": "ngram", "num_speculative_tokens": 5}',

@@ -67,8 +67,8 @@ def _parsed(value: Any) -> Any:
         raise ValueError(f"is not valid JSON: {error}") from None
 
 
-JsonObject = Annotated[dict[str, Any], BeforeValidator(_parsed)]
-Speculative = Annotated[SpeculativeConfig, BeforeValidator(_parsed)]
+JsonObject = Annotated[dict[str, Any] | None, BeforeValidator(_parsed)]
+Speculative = Annotated[SpeculativeConfig | None, BeforeValidator(_parsed)]
 
 
 def _known_device(value: str) -> str:

@@ -76,8 +76,6 @@ class Scheduler:
         self.policy = policy
         self.rank = rank_by_priority if policy == "priority" else rank_fcfs
         self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
-        limits = max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
-        self._drafter = Drafter(proposer, self.slots, kv_cache, *limits)
         self._reader = TokenReader(self.slots, kv_cache, token_bytes)
         self.constraints = SamplingConstraints(vocab_size=len(token_bytes))
         self.waiting = WaitingQueues(self.rank, self.slots.shares)
@@ -89,6 +87,8 @@ class Scheduler:
             enable_chunked_prefill=enable_chunked_prefill,
             long_prefill_token_threshold=long_prefill_token_threshold,
         )
+        limits = max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
+        self._drafter = Drafter(proposer, self.slots, kv_cache, self.waiting, *limits)
         self._victims = Victims(self.rank, self.slots.shares)
         self._forks = Forks(self.slots, kv_cache, self.waiting)
         self._beams = BeamScheduler(self.slots, kv_cache, self.waiting)

@@ -245,4 +245,6 @@ class _Loader:
             f"max_model_len {plan.max_model_len:,}, max_num_seqs "
             f"{config.max_num_seqs:,}, max_num_batched_tokens {config.max_num_batched_tokens:,}"
         ).replace("torch.", "")
+        if (drafts := config.speculative_config) is not None:
+            description += f", up to {drafts.num_speculative_tokens} guessed tokens"
         return LoadedModel(config, runner, plan, num_host_blocks, self._is_ahead, description)

@@ -11,7 +11,6 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.core.schedule import Schedule
-from engine.errors import ConfigError, UnsupportedError
 from engine.offline.outputs import RequestOutput
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
@@ -152,18 +151,3 @@ def test_a_request_that_is_aborted_takes_its_drafts_along(llm: LLM) -> None:
     core.abort(uid)
     assert not core.has_unfinished_requests()
     llm._next_uid += 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "match"),
-    [
-        ({"device": "null"}, UnsupportedError, "speculative_config: .* on a CPU alone"),
-        ({"async_scheduling": True}, ConfigError, "async_scheduling: must be off"),
-    ],
-    ids=str,
-)
-def test_where_it_cannot_be(
-    checkpoint: Path, settings: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        LLM(str(checkpoint), speculative_config=NGRAM, **{**SETTINGS, **settings})

@@ -16,6 +16,7 @@ from engine.core.drafts.draft_tokens import DraftTokens
 from engine.core.drafts.proposer import Proposer
 from engine.core.kv.group_windows import blocks_for
 from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.ragged import ragged
 from engine.core.schedule import Schedule
 from engine.core.slot_states import SlotStates
@@ -35,6 +36,7 @@ class Drafter:
         proposer: Proposer | None,
         states: SlotStates,
         kv_cache: KVCacheManager,
+        waiting: WaitingQueues,
         max_num_batched_tokens: int,
         max_chunk: int,
     ) -> None:
@@ -42,12 +44,14 @@ class Drafter:
 
         Args:
             proposer: None: there are never drafts.
+            waiting: what may be admitted needs the tokens and blocks that drafts would take.
             max_num_batched_tokens: of a step.
             max_chunk: of these, tokens of one sequence.
         """
         self._proposer = proposer
         self._states = states
         self._kv_cache = kv_cache
+        self._waiting = waiting
         self._max_tokens = min(_FREE_TOKENS, max_num_batched_tokens)
         self._max_chunk = max_chunk
         # Of the step being scheduled, by slot: its serial, and the drafts.
@@ -64,11 +68,12 @@ class Drafter:
         """
         self._drafts = {}
         num_drafts = np.zeros_like(num_new)
-        if self._proposer is None or not len(slots):
+        if self._proposer is None or not len(slots) or num_new.max() > 1:
             return num_drafts
-        num_spare = self._max_tokens - int(num_new.sum())
+        num_spare = self._max_tokens - len(slots)
         most = min(num_spare, self._proposer.max_tokens, self._max_chunk - 1)
-        if most < 1 or not self._has_blocks(len(slots), most):
+        may_admit = self._states.free and self._waiting.head is not None
+        if most < 1 or may_admit or not self._has_blocks(len(slots), most):
             return num_drafts
         guesses = [self._guesses(self._proposer, slot, most) for slot in slots.tolist()]
         lengths = np.array([len(each) for each in guesses])
@@ -82,6 +87,8 @@ class Drafter:
 
     def launch(self, schedule: Schedule) -> Schedule:
         """Return the step that has been scheduled, with the drafts in it."""
+        if not self._drafts:
+            return schedule
         drafts = {
             row: self._drafts[slot][1]
             for row, slot in enumerate(schedule.slots.tolist())
@@ -104,8 +111,8 @@ class Drafter:
     def _guesses(self, proposer: Proposer, slot: int, most: int) -> NDArray[np.int32]:
         """Return what a sequence may go on with, but for its last token: none comes behind that."""
         request = self._states.owner(slot)
-        is_decoded = request.num_computed_tokens == request.num_tokens - 1
         num_left = request.max_num_tokens - request.num_tokens - 1
-        if not is_decoded or num_left < 1 or not request.takes_drafts:
+        # Samples of its prompt share the block behind the prompt until its first token is drawn.
+        if not request.num_output_tokens or num_left < 1 or not request.takes_drafts:
             return _NOTHING
         return proposer.propose(request, min(most, num_left))

@@ -19,7 +19,7 @@ class NgramProposer:
     def __init__(self, config: SpeculativeConfig) -> None:
         """Look up as many tokens as `config` says."""
         self.max_tokens = config.num_speculative_tokens
-        self._least, self._most = config.prompt_lookup_min, config.prompt_lookup_max
+        self._least, self._most = config.lookup_lengths
 
     @classmethod
     def of(cls, config: SpeculativeConfig | None) -> NgramProposer | None:

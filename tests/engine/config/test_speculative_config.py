@@ -29,7 +29,7 @@ def test_one_limit_stands_for_both(fields: dict[str, Any], least: int, most: int
         found = config.speculative_config
         assert isinstance(found, SpeculativeConfig)
         assert found.num_speculative_tokens == 5
-        assert (found.prompt_lookup_min, found.prompt_lookup_max) == (least, most)
+        assert found.lookup_lengths == (least, most)
         assert EngineConfig.parse(config.model_dump()) == config
 
 
@@ -41,7 +41,12 @@ def test_one_limit_stands_for_both(fields: dict[str, Any], least: int, most: int
         ({**NGRAM, "num_speculative_tokens": 0}, r"speculative_config\.num_speculative_tokens: "),
         ({"method": "ngram"}, r"speculative_config\.num_speculative_tokens: Field required"),
         ({**NGRAM, "prompt_lookup_min": 3, "prompt_lookup_max": 2}, "prompt_lookup_min must be at"),
-        ([1], r"speculative_config: .*dictionary"),
+        ([1], r"speculative_config: must be a JSON object"),
+        (
+            {**NGRAM, "num_speculative_tokens": True},
+            r"speculative_config\.num_speculative_tokens: ",
+        ),
+        ({**NGRAM, "prompt_lookup_max": 0}, r"speculative_config\.prompt_lookup_max: [^;]*$"),
         ("{", r"speculative_config: is not valid JSON"),
     ],
     ids=str,
@@ -49,3 +54,11 @@ def test_one_limit_stands_for_both(fields: dict[str, Any], least: int, most: int
 def test_what_it_cannot_be_is_refused_by_name(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^(speculative_config: )?{message}"):
         EngineConfig.parse({"speculative_config": value})
+
+
+@pytest.mark.parametrize(
+    "name", ["speculative_config", "hf_overrides", "override_generation_config"]
+)
+def test_null_turns_it_off(name: str) -> None:
+    for value in ("null", None):
+        assert EngineConfig.parse({name: value}) == EngineConfig()

@@ -48,7 +48,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([19, 20], {"n": 4, "temperature": 3.0, "stop_token_ids": [*range(200, 216)], "seed": 11}),
     ([21], {"structured_outputs": {"regex": "[Tt]he quick brown fox[.!]"}}),
     ([18] * 30, {"min_tokens": 20, "stop_token_ids": [3, 4], "temperature": 3.0, "seed": 10}),
-    ([22] * 5, {"allowed_token_ids": [22], "logprobs": 2}),
+    ([22] * 5, {"allowed_token_ids": [22, 23], "temperature": 3.0, "seed": 14, "logprobs": 2}),
 ]
 
 
@@ -133,7 +133,8 @@ def steps(config: EngineConfig) -> Recorder:
     core._runner = recorder = Recorder(core._runner)
     left = list(enumerate(REQUESTS))
     while left or core.has_unfinished_requests():
-        if left:
+        # The last one runs alone: there is room for drafts.
+        if len(left) > 1 or (left and not core.has_unfinished_requests()):
             uid, (prompt, sampling) = left.pop(0)
             params = {"max_tokens": 24, "ignore_eos": True, **sampling}
             priority = -uid  # later ones run first, so that earlier ones are preempted
