@@ -15,10 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.core.ragged import Int32s
-from engine.core.schedule import (
-    SamplingBatch,
-    Schedule,
-)
+from engine.core.schedule import SamplingBatch, Schedule
 from engine.errors import ConfigError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.pending_step import PendingStep, PromptResults

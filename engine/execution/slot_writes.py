@@ -8,12 +8,7 @@ import torch
 from engine.core.constraints.token_masks import token_mask
 from engine.core.kv.group_windows import blocks_for
 from engine.core.ragged import Int32s, Ragged
-from engine.core.schedule import (
-    ALLOWED,
-    MAX_STOP_TOKEN_IDS,
-    Admissions,
-    Schedule,
-)
+from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.step_memory import is_out_of_memory

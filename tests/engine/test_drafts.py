@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.core.schedule import Schedule
 from engine.offline.outputs import RequestOutput
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
+from tests.factories.steps import steps_of
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 3}
 NGRAM["prompt_lookup_min"] = 1  # so that even a model that knows nothing repeats itself
@@ -95,19 +95,6 @@ def test_the_tokens_are_the_same(llm: LLM, plain: LLM, *, at_once: bool) -> None
     stats = llm._core.take_stats()
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     assert stats.num_drafts <= stats.num_draft_tokens
-
-
-def steps_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Schedule]:
-    seen: list[Schedule] = []
-    runner = llm._core._runner
-    forward = runner.forward
-
-    def noted(schedule: Schedule) -> None:
-        seen.append(schedule)
-        forward(schedule)
-
-    monkeypatch.setattr(runner, "forward", noted)
-    return seen
 
 
 def test_repeated_text_takes_a_fraction_of_the_steps(

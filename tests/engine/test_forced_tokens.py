@@ -10,10 +10,10 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.core.request import Request
-from engine.core.schedule import Schedule
 from engine.errors import RequestError
 from engine.offline.outputs import RequestOutput
 from engine.text.tokenizer import Tokenizer
+from tests.factories.steps import steps_of
 from tests.factories.tokenizers import byte_level_tokenizer
 
 # Long names: most of a document is forced.
@@ -58,20 +58,6 @@ def run(llm: LLM, *many: dict[str, Any]) -> list[RequestOutput]:
     params = [SamplingParams.parse({**defaults, **fields}) for fields in many]
     prompts = [[5 + place, 6, 7] for place in range(len(many))]
     return llm.generate(prompts, params, use_tqdm=False)
-
-
-def steps_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Schedule]:
-    """Return a list that gets every step from now on."""
-    seen: list[Schedule] = []
-    runner = llm._core._runner
-    forward = runner.forward
-
-    def noted(schedule: Schedule) -> None:
-        seen.append(schedule)
-        forward(schedule)
-
-    monkeypatch.setattr(runner, "forward", noted)
-    return seen
 
 
 def without(monkeypatch: pytest.MonkeyPatch) -> None:
