@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("engine", "kernels", "client", "model_repository")
-MAX_LINES = 300
+# A soft limit: one concept per file matters, its length does not. A function fits a screen.
+MAX_LINES = 600
 
 # The computation imports only what is to its left, and nothing of the processes around it.
 _LAYERED = (
