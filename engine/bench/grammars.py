@@ -15,7 +15,7 @@ from typing import Any
 
 from engine.bench.steps import Steps
 from engine.bench.tables import markdown
-from engine.demo.tool_sets import ToolSets, calls_schema, calls_tag
+from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
 from engine.service.garbage import spare_startup_objects
 
 _JSON = r"""

@@ -1,9 +1,7 @@
 """The demo checkpoint: a small model trained by us, so that Trident runs without a download.
 
-Importing this package imports no machine-learning library. Scripts: ``python -m
-engine.demo.train`` trains the checkpoint, ``python -m engine.demo.evaluate`` measures one, and
-``python -m engine.demo.quantization_error`` measures the loss in accuracy due to a quantisation
-while loading, ``python -m engine.demo.format_error`` that due to each format of checkpoints.
+Importing this package imports no machine-learning library. ``tests/demo`` in the source tree
+trained the checkpoint and measures what quantisation costs it.
 """
 
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from engine import LLM, SamplingParams
-from engine.demo.tool_sets import ToolSets, calls_schema
+from engine.bench.tool_sets import ToolSets, calls_schema
 from engine.errors import RequestError
 from engine.text.tokenizer import Tokenizer
 from tests.factories.json_schemas import FAMILIES, SCHEMAS

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.demo.tool_sets import ToolSets, calls_schema, calls_tag
+from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
 from engine.launch.server import TritonServer
 from tests.factories.grammars import demo_tokenizer
 from tests.server.caller import Caller, InferError

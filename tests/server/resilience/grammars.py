@@ -30,7 +30,7 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from client.aio import AsyncTridentClient
 from client.errors import InvalidRequestError
-from engine.demo.tool_sets import ToolSets, calls_schema
+from engine.bench.tool_sets import ToolSets, calls_schema
 from engine.launch.server import TritonServer
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.server.resilience import report

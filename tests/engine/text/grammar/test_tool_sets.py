@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from engine.demo.tool_sets import ToolSets, calls_schema, calls_tag
+from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.matcher import SequenceGrammar
 from engine.text.grammar.vocabulary import Vocabulary

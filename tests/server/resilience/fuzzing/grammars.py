@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from engine.demo.tool_sets import ToolSets, calls_schema, calls_tag
+from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
 
 _TOOLS = ToolSets(3).tools(3000)
 _RIGHT: dict[str, list[str]] = {

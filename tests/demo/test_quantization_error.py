@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.demo import CHECKPOINT_DIR
-from engine.demo.batches import batches
-from engine.demo.corpus.documents import held_out_questions
-from engine.demo.quantization_error import answer_error, quantization_error, show
+from tests.demo.batches import batches
+from tests.demo.corpus.documents import held_out_questions
+from tests.demo.quantization_error import answer_error, quantization_error, show
 from tests.factories.forms import quantizes
 
 pytestmark = pytest.mark.skipif(

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from engine.demo.corpus.documents import SKILLS, documents, held_out_questions
-from engine.demo.corpus.question import Question, Skill, is_held_out
+from tests.demo.corpus.documents import SKILLS, documents, held_out_questions
+from tests.demo.corpus.question import Question, Skill, is_held_out
 
 _DOCUMENTS = 4000
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.demo.corpus.facts import EMOJI, NUMERALS
-from engine.demo.corpus.question import Question, is_held_out
-from engine.demo.corpus.words import COMMON_WORDS
+from tests.demo.corpus.facts import EMOJI, NUMERALS
+from tests.demo.corpus.question import Question, is_held_out
+from tests.demo.corpus.words import COMMON_WORDS
 
 _LARGEST = 120
 _SHORTEST = 4

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.demo.batches import TOKENS_PER_BATCH, batches
-from engine.demo.tokenizer import stop_token_ids, train_tokenizer
-from engine.demo.train import main
+from tests.demo.batches import TOKENS_PER_BATCH, batches
+from tests.demo.tokenizer import stop_token_ids, train_tokenizer
+from tests.demo.train import main
 
 
 @pytest.fixture

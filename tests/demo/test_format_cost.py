@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from engine.demo import CHECKPOINT_DIR
-from engine.demo.encoders import ENCODERS
-from engine.demo.format_cost import measure, write_format
-from engine.demo.logit_error import load_on_cpu
 from engine.models.build import build_model
 from engine.models.registry import read_model_spec
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.registry import read_quantization
 from engine.weights import load_weights
+from tests.demo.encoders import ENCODERS
+from tests.demo.format_cost import measure, write_format
+from tests.demo.logit_error import load_on_cpu
 from tests.factories.forms import quantizes
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.demo.evaluate import Score, overall
+from tests.demo.evaluate import Score, overall
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ pipeline_tag: text-generation
 
 A Llama-shaped chat model of {run.parameters / 1e6:.2f} million parameters (bfloat16) with a
 byte-level BPE vocabulary of {run.vocabulary} tokens. It exists so that Trident can be tried and
-tested without a download. It knows what `engine/demo/corpus` teaches and nothing else:
+tested without a download. It knows what `tests/demo/corpus` teaches and nothing else:
 arithmetic with small numbers, counting, spelling, small facts, translations of small words,
 emoji, short stories and small talk. Do not rely on it for anything.
 
 ## Training
 
-`python -m engine.demo.train --output DIR` made it, on text that the script generates itself:
+`python -m tests.demo.train --output DIR` made it, on text that the script generates itself:
 {run.steps} steps, {run.tokens / 1e6:.1f} million tokens, {run.minutes:.1f} minutes on
 {run.threads} CPU threads, final loss {run.final_loss:.3f}.
 

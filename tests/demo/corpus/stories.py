@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.demo.corpus.question import Question, is_held_out, with_article
+from tests.demo.corpus.question import Question, is_held_out, with_article
 
 _HEROES = {
     "fox": "🦊", "cat": "🐱", "dog": "🐶", "bear": "🐻", "frog": "🐸", "rabbit": "🐰",

@@ -1,6 +1,6 @@
 """How large each format of quantised checkpoints is on a CPU: on disk, in memory, and to load.
 
-Run as ``python -m engine.demo.format_cost CHECKPOINT [FILE.gguf ...]``. The checkpoint, in floating
+Run as ``python -m tests.demo.format_cost CHECKPOINT [FILE.gguf ...]``. The checkpoint, in floating
 point and with Llama's names, is written in each format and loaded by a process of its own; so are
 the GGUF files (`python -m tests.factories.gguf_files` makes some).
 """
@@ -22,10 +22,10 @@ import typer
 from safetensors.torch import load_file, save_file
 
 from engine import LLM
-from engine.demo.encoders import ENCODERS, Named
 from engine.layers.int8_linear import Int8Linear
 from engine.layers.packed_linear import PackedLinear
 from engine.layers.panel_linear import PanelLinear
+from tests.demo.encoders import ENCODERS, Named
 
 _WEIGHTS = "model.safetensors"
 _MIB = 2**20
@@ -75,7 +75,7 @@ def measure(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def _measured(model: Path, **settings: str) -> dict[str, Any]:
     arguments = [json.dumps([str(model), settings])]
     done = subprocess.run(
-        [sys.executable, "-m", "engine.demo.format_cost", *arguments],
+        [sys.executable, "-m", "tests.demo.format_cost", *arguments],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

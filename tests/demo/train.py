@@ -1,6 +1,6 @@
 """Train the demo checkpoint on generated text.
 
-Run as ``python -m engine.demo.train --output DIR [--steps N]``. It is seeded, runs on a CPU, and
+Run as ``python -m tests.demo.train --output DIR [--steps N]``. It is seeded, runs on a CPU, and
 writes a complete Hugging Face folder with a model card of measured figures.
 
 On a machine busy with other work, set ``OMP_WAIT_POLICY=passive`` and ``GOMP_SPINCOUNT=0``:
@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from engine.demo.batches import TOKENS_PER_BATCH, batches
-from engine.demo.corpus.documents import documents
-from engine.demo.evaluate import measure, show
-from engine.demo.model_card import TrainingRun, model_card
-from engine.demo.tokenizer import stop_token_ids, train_tokenizer
+from tests.demo.batches import TOKENS_PER_BATCH, batches
+from tests.demo.corpus.documents import documents
+from tests.demo.evaluate import measure, show
+from tests.demo.model_card import TrainingRun, model_card
+from tests.demo.tokenizer import stop_token_ids, train_tokenizer
 
 _VOCABULARY = 1280
 _CONTEXT = 2048

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from engine.demo import CHECKPOINT_DIR
-from engine.demo.batches import batches
-from engine.demo.encoders import ENCODERS
-from engine.demo.format_error import format_error, loading_error, show
+from tests.demo.batches import batches
+from tests.demo.encoders import ENCODERS
+from tests.demo.format_error import format_error, loading_error, show
 from tests.factories.forms import quantizes
 
 Text = list[tuple[Tensor, Tensor]]

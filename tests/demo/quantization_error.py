@@ -1,6 +1,6 @@
 """Accuracy lost by `quantization`, on the demo checkpoint or another with its tokenizer.
 
-Run as ``python -m engine.demo.quantization_error [--checkpoint DIR] [--quantization int4]``;
+Run as ``python -m tests.demo.quantization_error [--checkpoint DIR] [--quantization int4]``;
 ``engine.demo.random_checkpoint`` creates checkpoints of other shapes, which answer no questions.
 """
 
@@ -22,14 +22,14 @@ from transformers import AutoTokenizer
 from engine import LLM, SamplingParams
 from engine.config.setting_types import Quantization
 from engine.demo import CHECKPOINT_DIR
-from engine.demo.batches import batches
-from engine.demo.corpus.documents import held_out_questions
-from engine.demo.corpus.question import Question
-from engine.demo.evaluate import messages
-from engine.demo.logit_error import CPU, LogitError, load_on_cpu, logit_errors
 from engine.models.causal_lm import CausalLM
 from engine.models.conversion import Conversion, check_quantization
 from engine.models.registry import read_model_spec
+from tests.demo.batches import batches
+from tests.demo.corpus.documents import held_out_questions
+from tests.demo.corpus.question import Question
+from tests.demo.evaluate import messages
+from tests.demo.logit_error import CPU, LogitError, load_on_cpu, logit_errors
 
 _SEED = 2  # differs from the training text's seed
 _MOST_NEW_TOKENS = 256

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.demo.corpus.facts import (
+from tests.demo.corpus.facts import (
     CAPITALS,
     COLOURS,
     EMOJI,
@@ -21,7 +21,7 @@ from engine.demo.corpus.facts import (
     TRANSLATIONS,
     YOUNG,
 )
-from engine.demo.corpus.question import Question, is_held_out, with_article
+from tests.demo.corpus.question import Question, is_held_out, with_article
 
 _CAPITAL = (
     "What is the capital of {name}?",

@@ -1,6 +1,6 @@
 """Accuracy of a demo checkpoint on held-out questions.
 
-Run as ``python -m engine.demo.evaluate [--checkpoint DIR] [--questions N]``.
+Run as ``python -m tests.demo.evaluate [--checkpoint DIR] [--questions N]``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.demo import CHECKPOINT_DIR
-from engine.demo.corpus.documents import held_out_questions
-from engine.demo.corpus.question import Question
+from tests.demo.corpus.documents import held_out_questions
+from tests.demo.corpus.question import Question
 
 _SEED = 1
 _BATCH = 50

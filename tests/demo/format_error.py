@@ -1,6 +1,6 @@
 """What each format of quantised checkpoints costs in accuracy on a CPU, and what our products add.
 
-Run as ``python -m engine.demo.format_error [--checkpoint DIR] [--batches N]``, with a checkpoint of
+Run as ``python -m tests.demo.format_error [--checkpoint DIR] [--batches N]``, with a checkpoint of
 Llama's names and floating point; ``engine.demo.random_checkpoint`` creates some of other shapes.
 """
 
@@ -19,9 +19,6 @@ from transformers import AutoTokenizer
 
 from engine.config.setting_types import Quantization
 from engine.demo import CHECKPOINT_DIR
-from engine.demo.batches import batches
-from engine.demo.encoders import ENCODERS, Encoded, Encoder
-from engine.demo.logit_error import CPU, LogitError, load_on_cpu, logit_errors
 from engine.layers.int8_linear import quantize_channels
 from engine.layers.integer_weight import quantize_groups
 from engine.layers.linear import Linear
@@ -32,6 +29,9 @@ from engine.models.causal_lm import CausalLM
 from engine.models.conversion import Conversion, check_deterministic
 from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.linear import QuantizedLinear
+from tests.demo.batches import batches
+from tests.demo.encoders import ENCODERS, Encoded, Encoder
+from tests.demo.logit_error import CPU, LogitError, load_on_cpu, logit_errors
 
 _SEED = 2  # differs from the training text's seed
 _GROUP = 32  # of int4 while loading

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.demo.corpus.question import Question, is_held_out
-from engine.demo.corpus.words import COMMON_WORDS, invented_word
+from tests.demo.corpus.question import Question, is_held_out
+from tests.demo.corpus.words import COMMON_WORDS, invented_word
 
 _GREETINGS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("Hello", "Hi", "Hey", "Hello there", "Hi there"), "Hello! How can I help you? 😊"),

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from engine.demo.corpus import arithmetic, counting, knowledge, spelling, stories, talk
-from engine.demo.corpus.question import Question, Skill
-from engine.demo.tokenizer import END_OF_TEXT, TURN_CLOSING, turn_opening
+from tests.demo.corpus import arithmetic, counting, knowledge, spelling, stories, talk
+from tests.demo.corpus.question import Question, Skill
+from tests.demo.tokenizer import END_OF_TEXT, TURN_CLOSING, turn_opening
 
 # Relative weight of each skill: harder ones are drawn more often.
 SKILLS: dict[Skill, float] = {

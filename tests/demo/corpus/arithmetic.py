@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from engine.demo.corpus.question import Question, is_held_out
+from tests.demo.corpus.question import Question, is_held_out
 
 _LARGEST_OPERAND = 99
 _SMALL_OPERAND = 12

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from engine.demo.corpus.documents import documents
+from tests.demo.corpus.documents import documents
 
 TOKENS_PER_BATCH = 4096
 # Long rows train late positions; short rows let many documents begin at position zero.

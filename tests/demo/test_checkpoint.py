@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.demo import CHECKPOINT_DIR
-from engine.demo.corpus.documents import held_out_questions
-from engine.demo.corpus.question import Question
-from engine.demo.evaluate import answers
 from engine.demo.prompts import DEMO_PROMPTS
-from engine.demo.tokenizer import TURN_CLOSING, turn_opening
+from tests.demo.corpus.documents import held_out_questions
+from tests.demo.corpus.question import Question
+from tests.demo.evaluate import answers
+from tests.demo.tokenizer import TURN_CLOSING, turn_opening
 
 _MULTI_BYTE = ("café", "こんにちは！", "你好，世界", "Łukasz 🔱🚀", "🦊❤️ привет")  # noqa: RUF001
 
