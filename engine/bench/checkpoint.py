@@ -13,7 +13,7 @@ from string import ascii_lowercase
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from kernels.bench.shapes import SHAPES, TINY, Shape
+from engine.bench.kernels.shapes import SHAPES, TINY, Shape
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> None:

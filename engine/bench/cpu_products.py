@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from engine.bench.ceilings import timed
+from engine.bench.kernels.shapes import SHAPES, TINY, Shape
 from engine.bench.tables import markdown, sizes
 from engine.layers.int8_linear import Int8Linear
 from engine.layers.linear import Gated
 from engine.layers.packed_linear import PackedLinear, can_pack
 from engine.layers.panel_linear import PanelLinear
-from kernels.bench.shapes import SHAPES, TINY, Shape
 from kernels.cpu.linear import serves
 
 _WEIGHT_BYTES = 2**29  # of all layers: more than what a processor's caches hold of it

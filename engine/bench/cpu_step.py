@@ -17,12 +17,12 @@ import torch
 
 from engine.bench import ceilings, floors
 from engine.bench.ceilings import timed
+from engine.bench.kernels.shapes import Shape
 from engine.bench.steps import Steps
 from engine.bench.tables import markdown, sizes
 from engine.errors import TridentError
 from engine.execution.model_runner import ModelRunner
 from engine.models.fused_layers import FusedLayers
-from kernels.bench.shapes import Shape
 from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3

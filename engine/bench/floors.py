@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kernels.bench.shapes import Shape
+from engine.bench.kernels.shapes import Shape
 
 Ceilings = Mapping[str, float]  # as `engine.bench.ceilings` measures them
 

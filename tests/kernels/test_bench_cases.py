@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.bench import sampling
-from kernels.bench.case import Case, differs
-from kernels.bench.cases import all_cases
+from engine.bench.kernels import sampling
+from engine.bench.kernels.case import Case, differs
+from engine.bench.kernels.cases import all_cases
 from tests.kernels.support import DEVICE, randn
 
 CASES = all_cases()

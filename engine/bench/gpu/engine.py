@@ -15,10 +15,10 @@ import torch
 from engine.bench import floors
 from engine.bench.checkpoint import write_checkpoint
 from engine.bench.gpu.part import Figures, Group, Part
+from engine.bench.kernels.case import Aim
+from engine.bench.kernels.shapes import Shape
 from engine.bench.steps import Steps
 from engine.config.engine_config import EngineConfig
-from kernels.bench.case import Aim
-from kernels.bench.shapes import Shape
 
 _REPEATS = 5  # of a prefill
 _AIMS = {

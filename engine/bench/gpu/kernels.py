@@ -12,8 +12,8 @@ from torch import Tensor
 from engine.bench import floors
 from engine.bench.ceilings import gpu_seconds, timed
 from engine.bench.gpu.part import Figures, Group, Part
-from kernels.bench.case import Call, Case, Work
-from kernels.bench.cases import all_cases, tiny_cases
+from engine.bench.kernels.case import Call, Case, Work
+from engine.bench.kernels.cases import all_cases, tiny_cases
 
 # Seconds for all of torch.compile: the slowest part, and not our code.
 _COMPILE_SECONDS = 60.0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine.bench.floors import Ceilings
-from kernels.bench.case import Aim
+from engine.bench.kernels.case import Aim
 
 Figures = dict[str, Any]
 

@@ -11,7 +11,7 @@ import torch
 from engine.bench.gpu import engine, kernels
 from engine.bench.gpu.engine import FULL, SMALL
 from engine.bench.gpu.part import Figures, Group, Part
-from kernels.bench.shapes import SHAPES, TINY
+from engine.bench.kernels.shapes import SHAPES, TINY
 
 
 def groups(*, tiny: bool) -> list[Group]:

@@ -5,8 +5,8 @@ import torch
 
 from engine.bench import cpu_products
 from engine.bench.cpu_products import FORMS, main, table
+from engine.bench.kernels.shapes import TINY
 from engine.layers.packed_linear import can_pack
-from kernels.bench.shapes import TINY
 from tests.factories.forms import in_panels
 
 needs_both = pytest.mark.skipif(

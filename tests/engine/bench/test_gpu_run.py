@@ -18,7 +18,7 @@ from engine.bench.gpu.part import Figures
 from engine.bench.gpu.report import Report
 from engine.bench.gpu.run import REPLAYED, ROOT, files_of_tests
 from engine.bench.gpu.worker import groups
-from kernels.bench.case import Call, Case, Work
+from engine.bench.kernels.case import Call, Case, Work
 from tests.engine.bench import fakes
 from tests.gpu.replays.models import models
 

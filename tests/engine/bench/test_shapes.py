@@ -8,12 +8,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.bench import floors
 from engine.bench.checkpoint import write_checkpoint
+from engine.bench.kernels.shapes import LLAMA_8B, QWEN_0_5B, QWEN_1_5B, SHAPES, TINY, Shape
 from engine.models.build import build_model
 from engine.models.registry import read_model_spec
 from engine.models.tensor_names import LLAMA_NAMES
 from engine.text.tokenizer import Tokenizer
 from engine.weights.matching import destinations
-from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B, QWEN_1_5B, SHAPES, TINY, Shape
 
 CEILINGS = {"read": 4300e9, "bf16": 790e12}
 # As the models' cards say.

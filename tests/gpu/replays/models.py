@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kernels.bench.shapes import LLAMA_FAMILY, QWEN_FAMILY, Shape
+from engine.bench.kernels.shapes import LLAMA_FAMILY, QWEN_FAMILY, Shape
 
 
 @dataclass(frozen=True, slots=True)

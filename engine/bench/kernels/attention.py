@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.bench.kernels.case import Aim, Case, Work, numel_bytes, randn
+from engine.bench.kernels.shapes import LLAMA_8B, QWEN_0_5B, Shape
 from kernels.attention.paged_cache import FP8
 from kernels.attention.paged_decode import paged_decode_attention
 from kernels.attention.paged_prefill import paged_prefill_attention
 from kernels.attention.split_plan import num_work_items, plan_splits
-from kernels.bench.case import Aim, Case, Work, numel_bytes, randn
-from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B, Shape
 
 Chunk = tuple[int, int]  # tokens computed before, tokens computed now
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B, Shape
+from engine.bench.kernels.shapes import LLAMA_8B, QWEN_0_5B, Shape
 
 Call = partial[Any]
 MODELS = (LLAMA_8B, QWEN_0_5B)

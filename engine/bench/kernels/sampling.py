@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.bench.case import Aim, Call, Case, Work, differs, numel_bytes, randn
-from kernels.bench.shapes import LLAMA_8B, QWEN_0_5B
+from engine.bench.kernels.case import Aim, Call, Case, Work, differs, numel_bytes, randn
+from engine.bench.kernels.shapes import LLAMA_8B, QWEN_0_5B
 from kernels.sampling.adjust_logits import adjust_logits
 from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import token_logprobs

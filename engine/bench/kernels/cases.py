@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernels.bench import attention, experts, layers, quantized, sampling, tables
-from kernels.bench.case import Case
+from engine.bench.kernels import attention, experts, layers, quantized, sampling, tables
+from engine.bench.kernels.case import Case
 
 _MODULES = (attention, layers, quantized, experts, sampling, tables)
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.bench.case import SMALL, Aim, Case, Work, by_tokens, numel_bytes, randn
-from kernels.bench.shapes import LLAMA_8B, Shape
+from engine.bench.kernels.case import SMALL, Aim, Case, Work, by_tokens, numel_bytes, randn
+from engine.bench.kernels.shapes import LLAMA_8B, Shape
 from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Kind, pack, unpack
 from kernels.quantized.fp8_product import GROUP, fp8_linear

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.bench.kernels.case import MODELS, Work, by_tokens, numel_bytes, randn
+from engine.bench.kernels.shapes import Shape
 from kernels.attention.paged_cache import FP8
-from kernels.bench.case import MODELS, Work, by_tokens, numel_bytes, randn
-from kernels.bench.shapes import Shape
 from kernels.gated_activation import gated_activation
 from kernels.layer_norm import layer_norm, layer_norm_add
 from kernels.matmul import matmul

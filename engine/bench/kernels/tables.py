@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.bench.case import SMALL, Case, Work, numel_bytes, randn
-from kernels.bench.shapes import LLAMA_8B, Shape
+from engine.bench.kernels.case import SMALL, Case, Work, numel_bytes, randn
+from engine.bench.kernels.shapes import LLAMA_8B, Shape
 from kernels.block_copy import BlockCopier
 from kernels.step.slot_tables import SlotTables
 from kernels.step.step_inputs import StepInputs, prepare_inputs

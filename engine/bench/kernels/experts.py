@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.bench.case import Case, Work, numel_bytes, randn
+from engine.bench.kernels.case import Case, Work, numel_bytes, randn
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.combine import combine
 from kernels.experts.product_kernel import block_rows
