@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Measurement, Timer
 
-from engine.layers.int8_linear import Int8Product
-from engine.layers.packed_linear import can_pack
+from engine.layers.linear.int8 import Int8Product
+from engine.layers.linear.onednn import can_pack
 
 _BYTES = 256 * 2**20  # larger than all caches
 _MEASURED_S, _FEWEST = 0.1, 10  # calls on a GPU: for so long, and at least so many

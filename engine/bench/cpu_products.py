@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from engine.bench.ceilings import timed
 from engine.bench.kernels.shapes import SHAPES, TINY, Shape
 from engine.bench.tables import markdown, sizes
-from engine.layers.int8_linear import Int8Linear
-from engine.layers.linear import Gated
-from engine.layers.packed_linear import PackedLinear, can_pack
-from engine.layers.panel_linear import PanelLinear
+from engine.layers.linear.cpu_packed import CpuPackedLinear
+from engine.layers.linear.int8 import Int8Linear
+from engine.layers.linear.linear import Gated
+from engine.layers.linear.onednn import OneDnnLinear, can_pack
 from kernels.cpu.linear import serves
 
 _WEIGHT_BYTES = 2**29  # of all layers: more than what a processor's caches hold of it
@@ -38,7 +38,7 @@ def _plain(weight: Tensor) -> nn.Module:
 
 
 def _ours(weight: Tensor, gated: bool, *, int8: bool) -> nn.Module:
-    return PanelLinear(weight, None, int8=int8, activation="silu" if gated else None)
+    return CpuPackedLinear(weight, None, int8=int8, activation="silu" if gated else None)
 
 
 def _others(weight: Tensor, gated: bool, *, make: Callable[[Tensor], nn.Module]) -> nn.Module:
@@ -48,7 +48,7 @@ def _others(weight: Tensor, gated: bool, *, make: Callable[[Tensor], nn.Module])
 FORMS: dict[str, Callable[[Tensor, bool], nn.Module]] = {
     "ours bf16": partial(_ours, int8=False),
     "F.linear bf16": partial(_others, make=_plain),
-    "oneDNN bf16, packed": partial(_others, make=lambda weight: PackedLinear(weight, None)),
+    "oneDNN bf16, packed": partial(_others, make=lambda weight: OneDnnLinear(weight, None)),
     "ours int8": partial(_ours, int8=True),
     "oneDNN int8": partial(_others, make=lambda weight: Int8Linear(weight, None)),
 }

@@ -22,7 +22,7 @@ from engine.bench.steps import Steps
 from engine.bench.tables import markdown, sizes
 from engine.errors import TridentError
 from engine.execution.model_runner import ModelRunner
-from engine.models.fused_layers import FusedLayers
+from engine.models.decoder import FusedLayers
 from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3

@@ -11,10 +11,10 @@ from engine.config.setting_types import Quantization
 from engine.execution.cpu_threads import choose_num_threads, most_threads
 from engine.execution.measurements import remembered
 from engine.models.causal_lm import CausalLM
-from engine.models.product_choice import (
-    ProductChoice,
+from engine.models.process_weights import (
+    GemmChoice,
     can_choose,
-    measure_products,
+    measure_gemms,
     projection_shapes,
 )
 
@@ -33,24 +33,24 @@ def set_num_threads(subject: object, run_step: Callable[[], None]) -> int:
     return num_threads
 
 
-def our_products_serve(
+def is_own_gemm_faster(
     model: CausalLM,
     dtype: torch.dtype,
     quantization: Quantization | None,
     on_progress: Callable[[str], None],
 ) -> bool:
-    """Return whether our products serve `model`, not oneDNN's.
+    """Return whether our GEMM serves `model`, not oneDNN's.
 
     Args:
-        model: before the conversion of its weights, which may be on any device.
+        model: before its weights are processed, which may be on any device.
         on_progress: called with the measurements, if there is something to choose.
     """
     int8 = quantization == "int8"
     shapes = projection_shapes(model)
     if quantization == "int4" or not can_choose(shapes, dtype, int8=int8):
         return True
-    subject = ("products", sorted(shapes.items(), key=repr), dtype, int8, torch.get_num_threads())
-    measure = partial(measure_products, shapes, dtype, int8=int8)
-    choice = remembered(subject, measure, ProductChoice)
+    subject = ("gemm", sorted(shapes.items(), key=repr), dtype, int8, torch.get_num_threads())
+    measure = partial(measure_gemms, shapes, dtype, int8=int8)
+    choice = remembered(subject, measure, GemmChoice)
     on_progress(choice.summary())
-    return choice.ours
+    return choice.own_gemm

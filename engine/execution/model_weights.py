@@ -1,4 +1,4 @@
-"""Loads the weights of a checkpoint into a model, in the form in which they are multiplied."""
+"""Loads the weights of a checkpoint into a model, and processes them for its device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from engine.errors import CheckpointError, UnsupportedError
-from engine.execution.cpu_choices import our_products_serve
+from engine.execution.cpu_choices import is_own_gemm_faster
 from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.freed_memory import return_freed_memory
 from engine.execution.memory.kv_cache_plan import (
@@ -20,8 +20,8 @@ from engine.execution.progress import in_tenths
 from engine.layers.experts import Experts
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.conversion import (
-    Conversion,
+from engine.models.process_weights import (
+    WeightProcessor,
     check_deterministic,
     check_quantization,
     num_bytes_while_loading,
@@ -81,14 +81,16 @@ def load_weights(
     require_room_for_weights(num_bytes, device, config)
     require_room_for_tables(outline, device, max_model_len)
     on_cpu = device.type == "cpu"
-    ours = (
+    own_gemm = (
         config.deterministic
         or not on_cpu
-        or our_products_serve(outline, dtype, quantization, on_progress)
+        or is_own_gemm_faster(outline, dtype, quantization, on_progress)
     )
     # On a GPU all would be allocated before the first layer is quantised.
     model = build(device=device, read_to=torch.device("cpu") if in_fp8 else None)
-    conversion = Conversion(model, quantization, deterministic=config.deterministic, ours=ours)
+    processor = WeightProcessor(
+        model, quantization, deterministic=config.deterministic, own_gemm=own_gemm
+    )
     text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
     initialise_weights(
         model,
@@ -96,14 +98,14 @@ def load_weights(
         load_format=config.load_format,
         seed=config.seed,
         on_progress=in_tenths(on_progress, text),
-        on_layer=conversion.convert if on_cpu or in_fp8 else None,
+        on_layer=processor.process if on_cpu or in_fp8 else None,
     )
     if stored is None:
-        conversion.finish()
+        processor.finish()
     else:
-        conversion.finish(stored.head)
+        processor.finish(stored.head)
     return_freed_memory()
-    taken = conversion.num_bytes_dequantized
+    taken = processor.num_bytes_dequantized
     if stored is not None and taken:
         target = quantization or f"{taken / 2**20:,.0f} MiB of {dtype}"
         on_progress(f"converted weights ({stored.label}) to {target}")

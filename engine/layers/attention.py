@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear import parameter
+from engine.layers.linear.linear import parameter
 from engine.layers.norm import RMSNorm
 from engine.layers.rotary import Rotation
 from engine.layers.scheme import Scheme

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear import parameter
+from engine.layers.linear.linear import parameter
 from kernels.device import has_triton, next_power_of_2
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.combine import combine
@@ -35,7 +35,7 @@ class ExpertsForm(Protocol):
 class Experts(nn.Module):
     """`num_experts` gated MLPs with `size` features between; an `ExpertsForm`.
 
-    `engine.models.conversion` replaces it after loading by a form that is faster on its device.
+    `engine.models.process_weights` replaces it after loading by a faster one for its device.
 
     Attributes:
         gate_up: [num_experts, 2 * size, hidden_size]; even rows are gates, odd ones ups.

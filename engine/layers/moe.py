@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.linear import Linear, parameter
+from engine.layers.linear.linear import Linear, parameter
 from engine.layers.mlp import GatedMLP
 from engine.layers.scheme import Scheme
 from kernels.experts.activation import ExpertActivation

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear import parameter
+from engine.layers.linear.linear import parameter
 from kernels.layer_norm import layer_norm, layer_norm_add
 from kernels.rms_norm import rms_norm, rms_norm_add
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from engine.layers.experts import Experts
-from engine.layers.linear import GatedLinear, Linear
+from engine.layers.linear.linear import GatedLinear, Linear
 from kernels.cpu.activation import Activation
 from kernels.experts.activation import ExpertActivation
 
@@ -54,7 +54,7 @@ class Scheme(Protocol):
         activation: ExpertActivation,
         bias: bool,
     ) -> nn.Module:
-        """Return an `ExpertsForm`, or what `engine.models.conversion` replaces by one."""
+        """Return an `ExpertsForm`, or what `engine.models.process_weights` replaces by one."""
 
 
 @dataclass(frozen=True, slots=True)

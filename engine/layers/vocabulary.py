@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.linear import Linear, parameter
+from engine.layers.linear.linear import Linear, parameter
 
 # GEMMs need aligned rows of their result to be fast, and so do kernels that read logits.
 _PADDING = 64
@@ -77,7 +77,7 @@ class Embedding(nn.Module):
 class LMHead(Linear):
     """The head of a model whose embedding is not tied: logits of `vocab_size` tokens.
 
-    `engine.models.conversion` replaces it after loading by a form that is faster on its device.
+    `engine.models.process_weights` replaces it after loading by a faster one for its device.
 
     Attributes:
         weight: [padded_vocab_size(vocab_size), hidden_size]; the rows after the vocabulary are 0.

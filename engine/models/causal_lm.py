@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.attention import LayerCache, StepAttention
-from engine.layers.linear import parameter
+from engine.layers.linear.linear import parameter
 from engine.layers.scheme import Scheme
 from engine.layers.vocabulary import LMHead
 from engine.models.batch import Batch

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.experts import Experts
-from engine.layers.linear import parameter
+from engine.layers.linear.linear import parameter
 from engine.layers.stored_weight import CodedWeight, Fp8Weight, stack_coded, stack_fp8
 from engine.models.tensor_names import ExpertTensors
 from engine.quantization.format import Format
@@ -19,8 +19,8 @@ from kernels.quantized.codes import Codes, stack
 class QuantizedExperts(nn.Module):
     """The experts of a mixture, each projection in the tensors of its format.
 
-    `engine.models.conversion` replaces it after loading by what `dequantized` returns, in the form
-    for its device.
+    `engine.models.process_weights` replaces it after loading by what `dequantized` returns, in
+    the linear method of its device.
 
     Attributes:
         num_bytes_dequantized: of the weights that it stands for.

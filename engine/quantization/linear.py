@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.integer_weight import IntegerKind, IntegerWeight, common_kind, stack
-from engine.layers.linear import Linear, parameter
+from engine.layers.linear.linear import Linear, parameter
 from engine.layers.stored_weight import (
     CodedWeight,
     Fp8Weight,
@@ -23,8 +23,8 @@ from engine.quantization.stored import StoredProjection
 class QuantizedLinear(nn.Module):
     """A projection, or several stacked ones, as a quantised checkpoint stores them.
 
-    `engine.models.conversion` replaces it after loading: by a product of 8-bit integers, or by what
-    `dequantized` returns, in the form for its device.
+    `engine.models.process_weights` replaces it after loading: by a GEMM of 8-bit integers, or by
+    what `dequantized` returns, in the linear method of its device.
 
     Attributes:
         bias: as it is stored; `ordered_bias` is that of the weight.

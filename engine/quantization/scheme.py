@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
-from engine.layers.linear import GatedLinear, Linear
+from engine.layers.linear.linear import GatedLinear, Linear
 from engine.models.tensor_names import ExpertTensors, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.format import Format, QuantizedCheckpoint

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from engine.errors import CheckpointError
 from engine.layers.integer_weight import IntegerWeight
-from engine.layers.linear import parameter
+from engine.layers.linear.linear import parameter
 from engine.layers.stored_weight import CodedWeight, Fp8Weight
 from engine.quantization.format import Format
 

@@ -13,7 +13,7 @@ from engine.checkpoint.tensor_files.headers import where_missing
 from engine.checkpoint.tensor_files.stored import DTYPES, FLOATS, StoredTensor
 from engine.errors import CheckpointError
 from engine.layers.experts import Experts
-from engine.layers.linear import Linear
+from engine.layers.linear.linear import Linear
 from engine.layers.vocabulary import Embedding, LMHead
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts

@@ -11,7 +11,7 @@ import gguf
 import torch
 from torch import Tensor
 
-from engine.layers.int8_linear import quantize_channels
+from engine.layers.linear.int8 import quantize_channels
 from engine.quantization.bitsandbytes import LlmInt8
 from engine.quantization.bitsandbytes4 import FourBit
 from engine.quantization.compressed_tensors import Int8Channels, PackedGroups

@@ -22,9 +22,9 @@ import typer
 from safetensors.torch import load_file, save_file
 
 from engine import LLM
-from engine.layers.int8_linear import Int8Linear
-from engine.layers.packed_linear import PackedLinear
-from engine.layers.panel_linear import PanelLinear
+from engine.layers.linear.cpu_packed import CpuPackedLinear
+from engine.layers.linear.int8 import Int8Linear
+from engine.layers.linear.onednn import OneDnnLinear
 from tests.demo.encoders import ENCODERS, Named
 
 _WEIGHTS = "model.safetensors"
@@ -60,9 +60,9 @@ def measure(model: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     layers = llm._core._runner.model.model.layers  # type: ignore[attr-defined]
     is_integer = [
         isinstance(module, Int8Linear)
-        or (isinstance(module, PanelLinear) and "scale" in module.tensors())
+        or (isinstance(module, CpuPackedLinear) and "scale" in module.tensors())
         for module in layers.modules()
-        if isinstance(module, (Int8Linear, PackedLinear, PanelLinear))
+        if isinstance(module, (Int8Linear, OneDnnLinear, CpuPackedLinear))
     ]
     return {
         "product": "integers" if is_integer and all(is_integer) else "floats",

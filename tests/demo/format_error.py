@@ -19,14 +19,14 @@ from transformers import AutoTokenizer
 
 from engine.config.setting_types import Quantization
 from engine.demo import CHECKPOINT_DIR
-from engine.layers.int8_linear import quantize_channels
 from engine.layers.integer_weight import quantize_groups
-from engine.layers.linear import Linear
+from engine.layers.linear.int8 import quantize_channels
+from engine.layers.linear.linear import Linear
 from engine.layers.moe import Router
 from engine.layers.vocabulary import LMHead
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.conversion import Conversion, check_deterministic
+from engine.models.process_weights import WeightProcessor, check_deterministic
 from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.linear import QuantizedLinear
 from tests.demo.batches import batches
@@ -88,8 +88,8 @@ def format_error(checkpoint: Path, encode: Encoder, text: Text) -> FormatError:
         quantization=_Checkpoint(encoded),
     )
     _fill(model, plain, encoded)
-    conversion = _convert(model, None)
-    product = "floats" if conversion.num_bytes_dequantized else "integers"
+    processor = _convert(model, None)
+    product = "floats" if processor.num_bytes_dequantized else "integers"
     return FormatError(product, *logit_errors(model, (reference, original), text))
 
 
@@ -112,16 +112,16 @@ def loading_error(checkpoint: Path, quantization: Quantization | None, text: Tex
     return FormatError(product, *logit_errors(model, (reference, original), text))
 
 
-def _convert(model: CausalLM, quantization: Quantization | None) -> Conversion:
+def _convert(model: CausalLM, quantization: Quantization | None) -> WeightProcessor:
     """Convert `model` to products of few tokens; some of many are more exact.
 
     Raises:
         UnsupportedError: the CPU kernels are not there.
     """
     check_deterministic(model, CPU)
-    conversion = Conversion(model, quantization, deterministic=True)
-    conversion.finish()
-    return conversion
+    processor = WeightProcessor(model, quantization, deterministic=True)
+    processor.finish()
+    return processor
 
 
 def _rounded(weight: Tensor, quantization: Quantization) -> Tensor:

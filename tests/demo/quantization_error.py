@@ -23,7 +23,7 @@ from engine import LLM, SamplingParams
 from engine.config.setting_types import Quantization
 from engine.demo import CHECKPOINT_DIR
 from engine.models.causal_lm import CausalLM
-from engine.models.conversion import Conversion, check_quantization
+from engine.models.process_weights import WeightProcessor, check_quantization
 from engine.models.registry import read_model_spec
 from tests.demo.batches import batches
 from tests.demo.corpus.documents import held_out_questions
@@ -92,7 +92,7 @@ def _load(checkpoint: Path, quantization: Quantization | None) -> CausalLM:
     dtype = getattr(torch, read_model_spec(checkpoint).dtype)
     check_quantization(quantization, CPU, dtype)
     model = load_on_cpu(checkpoint, dtype)
-    Conversion(model, quantization).finish()
+    WeightProcessor(model, quantization).finish()
     return model
 
 

@@ -4,7 +4,7 @@ import torch
 
 from engine.config.setting_types import Quantization
 from engine.errors import UnsupportedError
-from engine.models.conversion import check_quantization
+from engine.models.process_weights import check_quantization
 from kernels.cpu import linear as panels
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]

@@ -13,8 +13,8 @@ from engine.config.setting_types import Quantization
 from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.models.build import build_model
-from engine.models.conversion import Conversion, check_deterministic
 from engine.models.kv_groups import KVGroups
+from engine.models.process_weights import WeightProcessor, check_deterministic
 from engine.models.registry import read_model_spec
 from engine.quantization.registry import read_quantization
 from engine.weights import load_weights, with_stored_head
@@ -64,9 +64,9 @@ class PagedModel:
         load_weights(self.model, path)
         if deterministic:
             check_deterministic(self.model, CPU)
-            Conversion(self.model, quantization, deterministic=True).finish()
+            WeightProcessor(self.model, quantization, deterministic=True).finish()
         elif stored is not None:
-            Conversion(self.model, quantization).finish(stored.head)
+            WeightProcessor(self.model, quantization).finish(stored.head)
         self.is_quantized = quantization is not None
         self._block_size = block_size
         self._cache = allocate_kv_cache(

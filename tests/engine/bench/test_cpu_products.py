@@ -6,7 +6,7 @@ import torch
 from engine.bench import cpu_products
 from engine.bench.cpu_products import FORMS, main, table
 from engine.bench.kernels.shapes import TINY
-from engine.layers.packed_linear import can_pack
+from engine.layers.linear.onednn import can_pack
 from tests.factories.forms import in_panels
 
 needs_both = pytest.mark.skipif(

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.layers.cpu_packed_experts import CpuPackedExperts
 from engine.layers.experts import Experts
-from engine.layers.panel_experts import PanelExperts
-from engine.layers.panel_linear import PanelLinear
+from engine.layers.linear.cpu_packed import CpuPackedLinear
 from kernels.cpu import linear as panels
 from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.experts.activation import ExpertActivation
@@ -74,7 +74,7 @@ def test_all_forms_compute_the_same(
     plain = _plain(dtype, activation, bias)
     inputs = _inputs(tokens, dtype)
     expected = _exact(plain, *inputs)
-    for form in (plain, PanelExperts(plain)):
+    for form in (plain, CpuPackedExperts(plain)):
         totals = _totals()
         out = form(*inputs, totals)
         assert out.dtype == dtype
@@ -87,7 +87,7 @@ def test_all_forms_compute_the_same(
 def test_activations(kind: Activation) -> None:
     plain = _plain(torch.float32, ExpertActivation(kind))
     inputs = _inputs(5, torch.float32)
-    for form in (plain, PanelExperts(plain)):
+    for form in (plain, CpuPackedExperts(plain)):
         expected = _exact(plain, *inputs)
         torch.testing.assert_close(form(*inputs, _totals()).double(), expected, rtol=0, atol=2e-5)
 
@@ -97,12 +97,12 @@ def test_int8_is_that_of_projections(dtype: torch.dtype) -> None:
     """To the last bit that of each expert's projections alone, summed in the same order."""
     plain = _plain(dtype)
     x, chosen, weights = _inputs(40, dtype)
-    found = PanelExperts(plain, int8=True)(x, chosen, weights, _totals())
+    found = CpuPackedExperts(plain, int8=True)(x, chosen, weights, _totals())
     each = torch.zeros(NUM_EXPERTS, 40, HIDDEN)
     for expert in range(NUM_EXPERTS):
         halves = torch.cat((plain.gate_up[expert, ::2], plain.gate_up[expert, 1::2]))
-        gated = PanelLinear(halves, None, int8=True, activation="silu")
-        down = PanelLinear(plain.down[expert], None, int8=True)
+        gated = CpuPackedLinear(halves, None, int8=True, activation="silu")
+        down = CpuPackedLinear(plain.down[expert], None, int8=True)
         each[expert] = down(gated(x)).float()
     sums = torch.zeros(40, HIDDEN)
     for k in range(TOP_K):
@@ -113,7 +113,7 @@ def test_int8_is_that_of_projections(dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("int8", [False, True], ids=["bf16", "int8"])
 def test_a_token_alone_gets_the_same_bits_as_among_others(int8: bool) -> None:
-    form = PanelExperts(_plain(torch.bfloat16), int8=int8)
+    form = CpuPackedExperts(_plain(torch.bfloat16), int8=int8)
     x, chosen, weights = _inputs(40, torch.bfloat16)
     together = form(x, chosen, weights, _totals())
     for part in (*(slice(i, i + 1) for i in range(40)), slice(3, 30)):
@@ -126,7 +126,7 @@ def test_experts_that_nobody_has_chosen_are_not_read() -> None:
     plain.gate_up[3:] = torch.nan
     plain.down[3:] = torch.nan
     inputs = _inputs(20, torch.bfloat16, most=3)
-    for form in (plain, PanelExperts(plain)):
+    for form in (plain, CpuPackedExperts(plain)):
         assert form(*inputs, _totals()).isfinite().all()
 
 
@@ -136,7 +136,7 @@ def test_padding_is_zero_and_not_counted(dtype: torch.dtype) -> None:
     x, chosen, weights = _inputs(9, dtype)
     padded, unweighted = chosen.clone(), weights.clone()
     padded[2::3], unweighted[2::3], x[2::3] = -1, 0.0, torch.nan
-    for form in (plain, PanelExperts(plain)):
+    for form in (plain, CpuPackedExperts(plain)):
         totals = _totals()
         out = form(x, padded, unweighted, totals)
         assert not out[2::3].any()
@@ -149,7 +149,7 @@ def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype) -> None:
     plain = _plain(dtype, GPT_OSS)
     x, chosen, weights = _inputs(9, dtype)
     x[4, 7] = torch.nan
-    for form in (plain, PanelExperts(plain)):
+    for form in (plain, CpuPackedExperts(plain)):
         found = form(x, chosen, weights, _totals()).isfinite()
         assert not found[4].any()
         assert found.sum() == 8 * HIDDEN
@@ -157,12 +157,12 @@ def test_what_is_not_finite_stays_in_its_row(dtype: torch.dtype) -> None:
 
 def test_no_tokens() -> None:
     plain = _plain(torch.float32)
-    for form in (plain, PanelExperts(plain)):
+    for form in (plain, CpuPackedExperts(plain)):
         assert form(*_inputs(0, torch.float32), _totals()).shape == (0, HIDDEN)
 
 
 def test_wrong_arguments_are_named() -> None:
-    form = PanelExperts(_plain(torch.float32))
+    form = CpuPackedExperts(_plain(torch.float32))
     x, chosen, weights = _inputs(3, torch.float32)
     with pytest.raises(ValueError, match="experts: must be from -1 to 5"):
         form(x, chosen + NUM_EXPERTS, weights, _totals())

@@ -16,7 +16,7 @@ from engine.layers.integer_weight import (
     round_to_8_bits,
     stack,
 )
-from engine.layers.panel_linear import PanelLinear
+from engine.layers.linear.cpu_packed import CpuPackedLinear
 from kernels import gated_activation
 from kernels.cpu import linear as kernels
 from kernels.cpu.activation import Activation
@@ -88,7 +88,7 @@ def test_products_are_those_of_the_quantised_rows(
 ) -> None:
     x, weight, bias = operands(shape, num_rows, bits, dtype, has_offset=has_offset)
     wide = dtype != torch.float32
-    found = PanelLinear(weight, bias, wide=wide, invariant=True)(x)
+    found = CpuPackedLinear(weight, bias, wide=wide, invariant=True)(x)
     assert found.dtype == torch.float32
     assert found.shape == (num_rows, shape[1])
     rows = quantized(x)
@@ -111,7 +111,7 @@ def test_tiles_multiply_many_rows_as_they_are_with_rounded_weights(
     shape: tuple[int, int, int], num_rows: int, bits: int, *, has_offset: bool
 ) -> None:
     x, weight, bias = operands(shape, num_rows, bits, torch.bfloat16, has_offset=has_offset)
-    found = PanelLinear(weight, bias, wide=True)(x)
+    found = CpuPackedLinear(weight, bias, wide=True)(x)
     exact = dequantized(weight)
     sizes = x.double().abs() @ exact.abs().t()
     wanted = x.double() @ exact.t() + bias.double()
@@ -120,7 +120,7 @@ def test_tiles_multiply_many_rows_as_they_are_with_rounded_weights(
     one = x.double().square() @ exact.square().t()
     error = (found.double() - wanted).square().sum() / one.sum()
     assert error.sqrt() < 2**-8
-    assert torch.equal(found, PanelLinear(weight, bias, wide=True)(x))
+    assert torch.equal(found, CpuPackedLinear(weight, bias, wide=True)(x))
 
 
 @each_size
@@ -130,7 +130,7 @@ def test_the_largest_sums_are_exact(bits: int) -> None:
     scale = torch.ones(33, 8)
     weight = GroupedWeight(steps, scale, torch.zeros(33, 8), bits)
     for sign in (1.0, -1.0):
-        found = PanelLinear(weight, None, wide=True)(torch.full((13, 256), sign).bfloat16())
+        found = CpuPackedLinear(weight, None, wide=True)(torch.full((13, 256), sign).bfloat16())
         exact = sign * (2**bits - 1) * shape[0]
         torch.testing.assert_close(found, torch.full((13, 33), exact), rtol=1e-6, atol=0)
 
@@ -146,7 +146,7 @@ def test_rows_do_not_depend_on_each_other(
     x, weight, bias = operands(shape, 64, bits, torch.bfloat16, has_offset=has_offset)
     x[1:] *= 100
     silu: Activation | None = activation  # type: ignore[assignment]
-    linear = PanelLinear(weight, bias, activation=silu, invariant=True)
+    linear = CpuPackedLinear(weight, bias, activation=silu, invariant=True)
     alone = torch.cat([linear(row[None]) for row in x])
     for num_rows in (*range(1, 28), 64):  # groups of all sizes
         assert torch.equal(linear(x[:num_rows]), alone[:num_rows])
@@ -155,8 +155,8 @@ def test_rows_do_not_depend_on_each_other(
 @each_size
 def test_gates(bits: int) -> None:
     x, weight, bias = operands((64, 96, 32), 14, bits, torch.bfloat16)
-    found = PanelLinear(weight, bias, activation="silu")(x)
-    wanted = gated_activation.reference(PanelLinear(weight, bias, wide=True)(x), "silu")
+    found = CpuPackedLinear(weight, bias, activation="silu")(x)
+    wanted = gated_activation.reference(CpuPackedLinear(weight, bias, wide=True)(x), "silu")
     torch.testing.assert_close(found.float(), wanted, rtol=2**-8, atol=1e-4)
 
 
@@ -167,7 +167,7 @@ def test_what_is_not_finite_stays_so_in_its_row_alone(
     bits: int, value: float, num_rows: int
 ) -> None:
     x, weight, bias = operands((64, 33, 32), num_rows, bits, torch.bfloat16)
-    linear = PanelLinear(weight, bias)
+    linear = CpuPackedLinear(weight, bias)
     x[3, 40] = value
     found = linear(x)
     assert not found[3].isfinite().any()

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.int8_linear import (
+from engine.layers.linear.int8 import (
     Int8Linear,
     multiplies_int8,
     quantize_channels,
     quantize_rows,
 )
-from engine.layers.linear import Linear
-from engine.layers.packed_linear import PackedLinear, can_pack
+from engine.layers.linear.linear import Linear
+from engine.layers.linear.onednn import OneDnnLinear, can_pack
 from tests.factories.forms import FLOATS, rounding
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def test_packed_products(
 ) -> None:
     x, weight, bias = operands(*shape, num_rows, dtype)
     given = bias if with_bias else None
-    found = PackedLinear(weight, given)(x)
+    found = OneDnnLinear(weight, given)(x)
     assert found.dtype == dtype
     assert found.shape == (num_rows, shape[1])
     # Sums of in_features products in float32, in whatever order, and rounded at the end; before
@@ -155,7 +155,7 @@ def test_undefined_activations_stay_so() -> None:
     assert scale.isnan().squeeze().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("form", [PackedLinear, pytest.param(Int8Linear, marks=needs_int8)])
+@pytest.mark.parametrize("form", [OneDnnLinear, pytest.param(Int8Linear, marks=needs_int8)])
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 def test_stacked_parts_keep_their_places(
     form: Callable[[Tensor, Tensor | None], nn.Module], with_bias: bool

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from engine.layers.cpu_packed_experts import CpuPackedExperts
 from engine.layers.experts import Experts
-from engine.layers.panel_experts import PanelExperts
 from kernels.cpu import linear as panels
 from tests.factories.mixtures import (
     HIDDEN,
@@ -29,7 +29,7 @@ def test_results_are_those_of_transformers(kind: str, tokens: int, packed: bool)
         if not panels.runs(torch.empty(8, 8), CPU):
             pytest.skip("the products in panels are not built, or not for this CPU")
         assert isinstance(ours.experts, Experts)
-        ours.experts = PanelExperts(ours.experts)
+        ours.experts = CpuPackedExperts(ours.experts)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(ours(x), reference_result(theirs, x), rtol=1e-5, atol=1e-5)
 

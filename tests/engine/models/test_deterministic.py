@@ -11,8 +11,8 @@ from torch import Tensor
 
 from engine.config.setting_types import Quantization
 from engine.errors import UnsupportedError
-from engine.models import conversion
-from engine.models.conversion import check_deterministic
+from engine.models import process_weights
+from engine.models.process_weights import check_deterministic
 from kernels.cpu import linear as panels
 from kernels.rms_norm import rms_norm
 from tests.factories.checkpoints import write_checkpoint
@@ -143,5 +143,5 @@ def test_other_processors_are_refused(path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(panels, "runs", lambda weight, device: False)
     with pytest.raises(UnsupportedError, match=r"^deterministic: .* kernels\.cpu"):
         check_deterministic(model, CPU)
-    monkeypatch.setattr(conversion, "has_triton", lambda device: True)
+    monkeypatch.setattr(process_weights, "has_triton", lambda device: True)
     check_deterministic(model, CPU)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.models import conversion, forms
-from engine.models.conversion import Conversion
-from engine.models.fused_layers import FusedLayers
+from engine.models import linear_methods, process_weights
+from engine.models.decoder import FusedLayers
+from engine.models.process_weights import WeightProcessor
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
@@ -34,7 +34,7 @@ TOKENS = [(7 * i + i // 3) % 160 for i in range(90)]
 
 def logits(path: Path, quantization: Any, *, fused: bool) -> Tensor:
     model = PagedModel(path, dtype=torch.bfloat16)
-    Conversion(model.model, quantization).finish()
+    WeightProcessor(model.model, quantization).finish()
     assert isinstance(model.model.model.fused, FusedLayers) == fused
     return model.logits(TOKENS, chunks=[40, 1, 3, 46])
 
@@ -62,7 +62,7 @@ def test_the_same_as_one_by_one(
 ) -> None:
     write_checkpoint(tmp_path, architecture, **settings)
     found = logits(tmp_path, quantization, fused=True)
-    monkeypatch.setattr(conversion, "can_fuse", lambda layers: False)
+    monkeypatch.setattr(process_weights, "can_fuse", lambda layers: False)
     assert torch.equal(found, logits(tmp_path, quantization, fused=False))
 
 
@@ -79,7 +79,7 @@ def test_layers_with_other_forms_stay(tmp_path: Path) -> None:
 def test_projections_that_cannot_be_quantised_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forms, "multiplies_int8", lambda: False)
+    monkeypatch.setattr(linear_methods, "multiplies_int8", lambda: False)
     write_checkpoint(tmp_path, intermediate_size=34)
     with pytest.raises(UnsupportedError, match=r"^quantization: int8 .* multiple of 4 .*got 34"):
         logits(tmp_path, "int8", fused=False)

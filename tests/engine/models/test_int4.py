@@ -14,12 +14,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from engine import LLM
 from engine.config.setting_types import Quantization
 from engine.errors import UnsupportedError
-from engine.layers.int8_linear import quantize_channels
 from engine.layers.integer_weight import quantize_groups
-from engine.layers.linear import Linear
-from engine.layers.panel_linear import PanelLinear
+from engine.layers.linear.cpu_packed import CpuPackedLinear
+from engine.layers.linear.int8 import quantize_channels
+from engine.layers.linear.linear import Linear
 from engine.models.causal_lm import CausalLM
-from engine.models.conversion import Conversion
+from engine.models.process_weights import WeightProcessor
 from engine.weights import fill_with_random_weights, load_weights, loader
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
@@ -85,7 +85,7 @@ def test_the_model_computes_what_its_weights_stand_for(is_tied: bool, tmp_path: 
         tmp_path, "Qwen2ForCausalLM", tie_word_embeddings=is_tied, initializer_range=64**-0.5
     )
     model = PagedModel(tmp_path, dtype=torch.bfloat16)
-    Conversion(model.model, "int4").finish()
+    WeightProcessor(model.model, "int4").finish()
     found = model.logits(TOKENS, chunks=[40, 1, 3, 46])
     reference = PagedModel(tmp_path)
     original = reference.logits(TOKENS)
@@ -104,7 +104,7 @@ def test_the_model_computes_what_its_weights_stand_for(is_tied: bool, tmp_path: 
 def test_where_groups_do_not_fit_there_are_8_bits(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, intermediate_size=112)
     model = PagedModel(tmp_path, dtype=torch.bfloat16).model
-    Conversion(model, "int4").finish()
+    WeightProcessor(model, "int4").finish()
     for layer in model.model.layers:
         for name, depth in (("gate_up_proj", 8), ("down_proj", 112 // 4)):
             tensors = getattr(layer.mlp, name).tensors()
@@ -119,7 +119,7 @@ def test_experts_have_8_bits(tmp_path: Path) -> None:
     made: dict[Quantization, nn.Module] = {}
     for quantization in ("int8", "int4"):
         model = PagedModel(tmp_path, dtype=torch.bfloat16)
-        Conversion(model.model, quantization).finish()
+        WeightProcessor(model.model, quantization).finish()
         assert model.logits(TOKENS).isfinite().all()
         made[quantization] = model.model.model.layers[0].mlp
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -143,7 +143,7 @@ def test_4_bits_of_a_checkpoint_stay(name: str, is_kept: bool, tmp_path: Path) -
 
 def _check_turns(model: CausalLM, fill: Any) -> None:
     """Check that a layer is converted, and its weights freed, before the next is filled."""
-    conversion = Conversion(model, "int4")
+    processor = WeightProcessor(model, "int4")
     weights = [
         [
             StorageWeakRef(module.weight.untyped_storage())
@@ -157,14 +157,14 @@ def _check_turns(model: CausalLM, fill: Any) -> None:
     def convert(layer: nn.Module) -> None:
         later = weights[len(done) :]
         assert not any(weight.expired() for layer in later for weight in layer)
-        conversion.convert(layer)
+        processor.process(layer)
         done.append(layer)
         earlier = weights[: len(done)]
         assert all(weight.expired() for layer in earlier for weight in layer)
 
     fill(convert)
     assert done == list(model.model.layers)
-    conversion.finish()
+    processor.finish()
     assert not any(isinstance(module, Linear) for module in model.modules())
 
 
@@ -173,7 +173,7 @@ def test_layers_are_read_and_converted_in_turn(
 ) -> None:
     write_checkpoint(tmp_path, max_shard_size="50KB")
     expected = PagedModel(tmp_path, dtype=torch.bfloat16)
-    Conversion(expected.model, "int4").finish()
+    WeightProcessor(expected.model, "int4").finish()
     found = PagedModel(tmp_path, dtype=torch.bfloat16)
     for parameter in found.model.parameters():
         parameter.fill_(float("nan"))
@@ -197,7 +197,7 @@ def test_random_layers_are_filled_and_converted_in_turn(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     expected = PagedModel(tmp_path, dtype=torch.bfloat16)
     fill_with_random_weights(expected.model, 3)
-    Conversion(expected.model, "int4").finish()
+    WeightProcessor(expected.model, "int4").finish()
     found = PagedModel(tmp_path, dtype=torch.bfloat16)
     _check_turns(
         found.model, lambda convert: fill_with_random_weights(found.model, 3, on_layer=convert)
@@ -216,5 +216,5 @@ def test_settings_that_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyP
 def test_the_panels_of_a_layer_have_4_bits(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), device="cpu", dtype="bfloat16", quantization="int4")
     layer = llm._core._runner.model.model.layers[0]
-    assert isinstance(layer.mlp.down_proj, PanelLinear)
+    assert isinstance(layer.mlp.down_proj, CpuPackedLinear)
     assert layer.mlp.down_proj.tensors()["scale"].dim() == 3

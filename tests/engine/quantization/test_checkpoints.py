@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.errors import CheckpointError, UnsupportedError
-from engine.layers.panel_linear import PanelLinear
+from engine.layers.linear.cpu_packed import CpuPackedLinear
 from engine.quantization.compressed_tensors import Int8Channels
 from engine.quantization.format import unpack
 from kernels.cpu import linear as panels
@@ -82,7 +82,7 @@ def test_8_bit_integers_stay_what_they_are(
     model = PagedModel(quantized, dtype=torch.bfloat16)
     for layer in model.model.model.layers:
         for product in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
-            assert isinstance(product, PanelLinear)
+            assert isinstance(product, CpuPackedLinear)
             assert product.tensors()["weight"].dtype == torch.uint8
     expected = PagedModel(plain).logits(TOKENS)
     error = (model.logits(TOKENS) - expected).square().mean().sqrt()
@@ -100,7 +100,7 @@ def test_the_steps_of_8_bit_integers_are_multiplied_exactly() -> None:
     # Activations that are whole numbers up to 127 are their own steps.
     x = torch.randint(-127, 128, (5, 64), generator=draw).to(torch.bfloat16)
     x[:, 0] = 127
-    out = PanelLinear(fmt.integers(tensors), None, wide=True)(x)
+    out = CpuPackedLinear(fmt.integers(tensors), None, wide=True)(x)
     expected = x.double() @ (tensors["weight"].double() * tensors["weight_scale"].double()).t()
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-2)
 
@@ -132,7 +132,7 @@ def test_integers_in_groups_stay_what_they_are(
     is_stored = name.startswith("compressed-int8")
     for layer in model.model.model.layers:
         for product in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
-            assert isinstance(product, PanelLinear)
+            assert isinstance(product, CpuPackedLinear)
             tensors = product.tensors()
             assert (tensors["weight"].dtype == torch.uint8) == (name in GROUPED or is_stored)
             if name in GROUPED:

@@ -11,8 +11,8 @@ pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import LLM, RequestOutput
-from engine.layers.linear import Linear
-from engine.layers.tiled_linear import TiledLinear
+from engine.layers.linear.batch_invariant import BatchInvariantLinear
+from engine.layers.linear.linear import Linear
 from kernels import device
 from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
@@ -52,7 +52,9 @@ def test_answers_do_not_depend_on_what_else_runs(checkpoint: GreedyCheckpoint) -
     llm = make_llm(checkpoint, enable_prefix_caching=False)
     modules = list(llm._core._runner.model.modules())
     assert not any(isinstance(module, Linear) for module in modules)
-    assert sum(isinstance(module, TiledLinear) for module in modules) == 5  # 4 and the head
+    assert (
+        sum(isinstance(module, BatchInvariantLinear) for module in modules) == 5
+    )  # 4 and the head
     sampling = checkpoint.sampling
     alone = [llm.generate([p], sampling, use_tqdm=False)[0] for p in checkpoint.prompts]
     checkpoint.check(alone, llm)

@@ -19,11 +19,11 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import LLM, SamplingParams
 from engine.errors import UnsupportedError
-from engine.layers.coded_linear import CodedLinear
-from engine.layers.fp8_linear import Fp8Gated, Fp8Linear, Fp8Norm
-from engine.layers.linear import Linear
+from engine.layers.linear.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
+from engine.layers.linear.linear import Linear
+from engine.layers.linear.wna16 import WNA16Linear
 from engine.models.build import build_model
-from engine.models.gpu_forms import form_of_stored
+from engine.models.linear_methods import gpu_linear_of_stored
 from engine.models.registry import read_model_spec
 from engine.quantization.fp8 import Fp8
 from engine.quantization.linear import QuantizedLinear
@@ -101,7 +101,7 @@ def fp8_of(
 def product_in(form: nn.Module | None) -> nn.Module:
     """Return the product of a form, which may be below an activation."""
     assert form is not None
-    return next(each for each in form.modules() if isinstance(each, (Fp8Linear, CodedLinear)))
+    return next(each for each in form.modules() if isinstance(each, (Fp8Linear, WNA16Linear)))
 
 
 @pytest.mark.parametrize("name", [*FORMATS, BLOCKS])
@@ -114,13 +114,13 @@ def test_products_of_each_format(
     for path, module in modules.items():
         # Each part has an order of its own here, where activations are permuted once for all.
         if name in NOT_SERVED or (name in PERMUTED and len(module.stored) > 1):
-            assert form_of_stored(module, invariant=False) is None
+            assert gpu_linear_of_stored(module, invariant=False) is None
             continue
         parent = path.rpartition(".")[0]
         weight = torch.cat([floats[f"{parent}.{part}.weight"] for part in module.stored]).to(DEVICE)
         bias = 0 if module.bias is None else module.bias.float()
         x = randn(5, weight.shape[1], dtype=torch.float16)
-        product = product_in(form_of_stored(module, invariant=False))
+        product = product_in(gpu_linear_of_stored(module, invariant=False))
         assert isinstance(product, Fp8Linear) == (name in IN_FP8)
         rounded = x.float()
         if name in IN_FP8:
@@ -132,8 +132,8 @@ def test_products_of_each_format(
     if name in IN_FP8:
         with monkeypatch.context() as patch:
             without_fp8(patch)
-            product = product_in(form_of_stored(module, invariant=False))
-            assert isinstance(product, CodedLinear)
+            product = product_in(gpu_linear_of_stored(module, invariant=False))
+            assert isinstance(product, WNA16Linear)
             assert_close(product(x), x.float() @ weight.t() + bias)
 
 
@@ -142,8 +142,8 @@ def test_products_of_each_format(
     [
         ((64, 128), Fp8Linear),
         ((1, 128), Fp8Linear),
-        ((48, 32), CodedLinear),
-        ((128, 256), CodedLinear),
+        ((48, 32), WNA16Linear),
+        ((128, 256), WNA16Linear),
     ],
 )
 def test_blocks_of_fp8(block: tuple[int, int], product: type[nn.Module]) -> None:
@@ -161,7 +161,7 @@ def test_blocks_of_fp8(block: tuple[int, int], product: type[nn.Module]) -> None
         weights.append(weight.to(DEVICE))
         for key, tensor in tensors.items():
             linear.destinations()[f"{name}.{key}"].copy_(tensor)
-    form = form_of_stored(linear, invariant=False)
+    form = gpu_linear_of_stored(linear, invariant=False)
     assert isinstance(form, product)
     x = randn(5, depth, dtype=torch.float16)
     rounded = x.float()
@@ -183,7 +183,7 @@ def test_answers_are_those_of_the_weights(
         byte_level_tokenizer().save_pretrained(folder)
         llm = LLM(str(folder), device=DEVICE.type, dtype="float16", max_model_len=32)
         kinds = {type(each) for each in llm._core._runner.model.model.layers.modules()}
-        assert (CodedLinear in kinds) == (folder.name == "quantized")
+        assert (WNA16Linear in kinds) == (folder.name == "quantized")
         outputs = [each.outputs[0] for each in llm.generate(PROMPTS, params, use_tqdm=False)]
         assert all(output.logprobs is not None for output in outputs)
         found.append(outputs)

@@ -16,11 +16,11 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import LLM, SamplingParams
 from engine.checkpoint.hub import resolve_checkpoint
-from engine.layers.coded_experts import CodedExperts
 from engine.layers.experts import Experts
+from engine.layers.wna16_experts import WNA16Experts
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
-from engine.models.gpu_forms import form_of_experts
+from engine.models.linear_methods import gpu_experts_of_stored
 from engine.models.registry import read_model_spec
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.registry import read_quantization
@@ -113,8 +113,8 @@ def check_products(plain: Path, quantized: Path, tolerance: float = 2e-3) -> Non
     num_experts, hidden_size, _ = floats.down.shape
     # Of few tokens an expert has blocks of 16 rows, of more 128; of many it is written out.
     for num_tokens, invariant in ((5, False), (2, True), (24 * num_experts, False)):
-        form = form_of_experts(stored, invariant=invariant)
-        assert isinstance(form, CodedExperts)
+        form = gpu_experts_of_stored(stored, invariant=invariant)
+        assert isinstance(form, WNA16Experts)
         x = randn(num_tokens, hidden_size, dtype=torch.float16)
         scores = randn(num_tokens, num_experts, seed=1)
         chosen = scores.argsort(-1)[:, :2].to(torch.int32).contiguous()
@@ -129,7 +129,7 @@ def test_what_has_no_products_is_converted(name: str, family: str, tmp_path: Pat
     _, quantized = write(name, family, tmp_path)
     model = load(quantized, torch.float16)
     (stored,) = (each for each in model.modules() if isinstance(each, QuantizedExperts))
-    assert form_of_experts(stored, invariant=False) is None
+    assert gpu_experts_of_stored(stored, invariant=False) is None
 
 
 def test_answers_of_mxfp4_are_those_of_the_weights(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_answers_of_mxfp4_are_those_of_the_weights(tmp_path: Path) -> None:
         byte_level_tokenizer().save_pretrained(folder)
         llm = LLM(str(folder), device=DEVICE.type, dtype="float16", max_model_len=32)
         kinds = {type(each) for each in llm._core._runner.model.model.layers.modules()}
-        assert (CodedExperts in kinds) == (folder.name == "quantized")
+        assert (WNA16Experts in kinds) == (folder.name == "quantized")
         prompts = [[5 + 3 * i for i in range(length)] for length in (20, 3)]
         outputs = [each.outputs[0] for each in llm.generate(prompts, params, use_tqdm=False)]
         found.append(outputs)

@@ -16,7 +16,7 @@ pytest.importorskip("gguf", reason="the engine is not installed here")
 import gguf
 import numpy as np
 
-from engine.models.forms import Forms
+from engine.models.linear_methods import LinearMethods
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.gguf import GgufBlocks
 from engine.quantization.linear import QuantizedLinear
@@ -57,21 +57,23 @@ def tensors_of(part: object) -> Iterator[Tensor]:
         ("mxfp4", "gpt-oss"),
     ],
 )
-def test_what_forms_take(name: str, family: str, tmp_path: Path) -> None:
+def test_linear_methods_take_the_bytes_that_were_planned(
+    name: str, family: str, tmp_path: Path
+) -> None:
     assert family in FAMILIES
     _, folder = write(name, family, tmp_path, **SIZES)
     model = load(folder, torch.float16)
-    forms = Forms(DEVICE, None, False, ours=True)
+    methods = LinearMethods(DEVICE, None, False, own_gemm=True)
     found = 0
     for module in model.modules():
         if not isinstance(module, (QuantizedLinear, QuantizedExperts)):
             continue
-        expected = forms.num_bytes(module)
-        form = forms.of_stored(module)
-        if form is None:
+        expected = methods.num_bytes(module)
+        method = methods.of_stored(module)
+        if method is None:
             continue
         found += 1
-        kept = {each.data_ptr(): each.untyped_storage().nbytes() for each in tensors_of(form)}
+        kept = {each.data_ptr(): each.untyped_storage().nbytes() for each in tensors_of(method)}
         taken = sum(kept.values())
         most = MOST_OF_16 if name in OF_16 else MOST
         assert taken <= expected <= most * taken

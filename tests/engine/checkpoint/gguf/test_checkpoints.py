@@ -20,7 +20,7 @@ from engine.checkpoint.gguf.config import make_config
 from engine.checkpoint.gguf.reader import TYPES, read_gguf
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.errors import CheckpointError, UnsupportedError
-from engine.layers.panel_linear import PanelLinear
+from engine.layers.linear.cpu_packed import CpuPackedLinear
 from engine.models.registry import read_model_spec
 from engine.text.tokenizer import Tokenizer
 from kernels.cpu import linear as panels
@@ -100,11 +100,11 @@ def test_products_of_the_integers(
     path = write(tmp_path, family, *kinds)
     model = PagedModel(resolve_checkpoint(str(path)), dtype=torch.bfloat16)
     head = model.model.lm_head or model.model.model.embed_tokens.head
-    assert isinstance(head, PanelLinear)
+    assert isinstance(head, CpuPackedLinear)
     assert head.tensors()["weight"].dtype == torch.uint8
     for layer in model.model.model.layers:
         for product in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
-            assert isinstance(product, PanelLinear)
+            assert isinstance(product, CpuPackedLinear)
             assert product.tensors()["weight"].dtype == torch.uint8
     expected = logits(tmp_path / "plain")
     error = (model.logits(TOKENS) - expected).square().mean().sqrt()

@@ -1,4 +1,4 @@
-"""Which products serve on a CPU follows from what they take; their times are simulated."""
+"""Which GEMM serves on a CPU follows from the time that each takes; the times are simulated."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.layers.int8_linear import multiplies_int8
-from engine.layers.linear import Gated
-from engine.layers.packed_linear import PackedLinear, can_pack
-from engine.layers.panel_linear import PanelLinear
-from engine.models import product_choice
-from engine.models.conversion import Conversion
-from engine.models.product_choice import (
+from engine.layers.linear.cpu_packed import CpuPackedLinear
+from engine.layers.linear.int8 import multiplies_int8
+from engine.layers.linear.linear import Gated
+from engine.layers.linear.onednn import OneDnnLinear, can_pack
+from engine.models import process_weights
+from engine.models.process_weights import (
     Shape,
+    WeightProcessor,
     can_choose,
-    measure_products,
+    measure_gemms,
     projection_shapes,
 )
 from tests.factories.checkpoints import write_checkpoint
@@ -33,10 +33,10 @@ SHAPES = Counter({Shape(192, 64, None): 3, Shape(256, 64, "silu"): 2})
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize(
-    ("factor", "ours"), [(2.0, True), (1.0, True), (0.97, True), (0.9, False), (0.3, False)]
+    ("factor", "own_gemm"), [(2.0, True), (1.0, True), (0.97, True), (0.9, False), (0.3, False)]
 )
-def test_the_faster_products_serve(
-    factor: float, ours: bool, int8: bool, monkeypatch: pytest.MonkeyPatch
+def test_gemm_choice_takes_the_faster_backend(
+    factor: float, own_gemm: bool, int8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if int8 and not multiplies_int8():
         pytest.skip("oneDNN has no exact product of 8-bit integers on this CPU")
@@ -44,19 +44,19 @@ def test_the_faster_products_serve(
 
     def least_seconds(product: nn.Module, x: Tensor) -> float:
         timed.append((type(product), len(product(x))))
-        return len(x) * (1.0 if isinstance(product, PanelLinear) else factor)
+        return len(x) * (1.0 if isinstance(product, CpuPackedLinear) else factor)
 
-    monkeypatch.setattr(product_choice, "_least_seconds", least_seconds)
-    choice = measure_products(SHAPES, torch.bfloat16, int8=int8)
-    assert choice.ours is ours
+    monkeypatch.setattr(process_weights, "_least_seconds", least_seconds)
+    choice = measure_gemms(SHAPES, torch.bfloat16, int8=int8)
+    assert choice.own_gemm is own_gemm
     assert choice.speed == pytest.approx(dict.fromkeys((1, 4, 16, 64, 512), factor))
-    assert f"{factor:.2f} at 512" in choice.summary()
-    assert {kind for kind, _ in timed} >= {PanelLinear, Gated}
+    assert f"{factor:.2f}x at 512" in choice.summary()
+    assert {kind for kind, _ in timed} >= {CpuPackedLinear, Gated}
     assert {rows for _, rows in timed} == {1, 4, 16, 64, 512}
 
 
 def test_products_are_timed_for_real() -> None:
-    choice = measure_products(SHAPES, torch.bfloat16, int8=False)
+    choice = measure_gemms(SHAPES, torch.bfloat16, int8=False)
     assert all(speed > 0 for speed in choice.speed.values())
 
 
@@ -69,13 +69,13 @@ def test_small_models_and_other_dtypes_have_no_choice() -> None:
     assert not can_choose(Counter({Shape(4100, 4096, "silu"): 2}), torch.bfloat16, int8=False)
 
 
-def test_without_ours_onednns_are_put_in(tmp_path: Path) -> None:
+def test_weight_processor_without_own_gemm_puts_onednn_in(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, "Qwen2ForCausalLM")
     model = PagedModel(tmp_path, dtype=torch.bfloat16).model
     shapes = projection_shapes(model)
     assert sum(shapes.values()) == 4 * len(model.model.layers) + 1
-    Conversion(model, None, ours=False).finish()
+    WeightProcessor(model, None, own_gemm=False).finish()
     assert model.model.fused is None
-    forms = [type(module) for module in model.modules()]
-    assert forms.count(PackedLinear) == sum(shapes.values())
-    assert PanelLinear not in forms
+    methods = [type(module) for module in model.modules()]
+    assert methods.count(OneDnnLinear) == sum(shapes.values())
+    assert CpuPackedLinear not in methods

@@ -20,7 +20,7 @@ def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Param
 class Linear(nn.Module):
     """y = x W^T + b, with the weights of one or more projections of the checkpoint stacked.
 
-    `engine.models.conversion` replaces it after loading by a form that is faster on its device.
+    `engine.models.process_weights` replaces it after loading by a faster one for its device.
 
     Attributes:
         parts: as given.

@@ -1,4 +1,4 @@
-"""CodedLinear: a projection on a GPU whose weights are codes, and whose activations are floats."""
+"""WNA16Linear: a projection on a GPU whose weights are codes, and whose activations are floats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Codes
 
 
-class CodedLinear(nn.Module):
+class WNA16Linear(nn.Module):
     """y = x W^T + b. The weight takes the memory of its codes.
 
     Args:

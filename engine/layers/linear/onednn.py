@@ -1,4 +1,4 @@
-"""PackedLinear: a projection on a CPU, its weight in the layout that oneDNN reads fastest."""
+"""OneDnnLinear: a projection on a CPU, its weight in the layout that oneDNN reads fastest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def can_pack(dtype: torch.dtype) -> bool:
     return False
 
 
-class PackedLinear(nn.Module):
+class OneDnnLinear(nn.Module):
     """y = x W^T + b in floating point.
 
     Args:

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.experts import Experts
-from engine.layers.int8_linear import quantize_channels
+from engine.layers.linear.int8 import quantize_channels
 from kernels.cpu.experts import ExpertPanels, experts_in_panels
 from kernels.cpu.linear import interleave, pack, pack_int8, pad_channels
 
 
-class PanelExperts(nn.Module):
+class CpuPackedExperts(nn.Module):
     """What `Experts` does, reading the weights of the chosen ones alone; an `ExpertsForm`.
 
     A token's result does not depend on the others, to the last bit.
 
     Args:
         source: with whose weights `kernels.cpu.linear.runs`, and whose size `can_gate`; copied.
-        int8: as in `PanelLinear`.
+        int8: as in `CpuPackedLinear`.
     """
 
     def __init__(self, source: Experts, *, int8: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""CodedExperts: experts on a GPU whose weights are codes, and whose activations are floats."""
+"""WNA16Experts: experts on a GPU whose weights are codes, and whose activations are floats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kernels.quantized.codes import Codes
 from kernels.quantized.dequantize import dequantize
 
 
-class CodedExperts(nn.Module):
+class WNA16Experts(nn.Module):
     """What `Experts` does, with weights that take the memory of their codes; an `ExpertsForm`.
 
     Args:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.layers.panel_linear import PanelLinear
+from engine.layers.linear.cpu_packed import CpuPackedLinear
 from kernels import gated_activation
 from kernels.cpu import linear as kernels
 from kernels.cpu.activation import Activation
@@ -59,7 +59,7 @@ def test_products(
 ) -> None:
     x, weight, bias = operands(*shape, num_rows, dtype)
     given = bias if with_bias else None
-    found = PanelLinear(weight, given, wide=wide)(x)
+    found = CpuPackedLinear(weight, given, wide=wide)(x)
     assert found.dtype == (torch.float32 if wide else dtype)
     assert found.shape == (num_rows, shape[1])
     sizes = exact(x.abs(), weight.abs(), None if given is None else given.abs())
@@ -78,7 +78,7 @@ def test_int8_products_are_those_of_the_quantised_operands(
     shape: tuple[int, int], num_rows: int, with_bias: bool, dtype: torch.dtype
 ) -> None:
     x, weight, bias = operands(*shape, num_rows, dtype)
-    found = PanelLinear(weight, bias if with_bias else None, int8=True)(x)
+    found = CpuPackedLinear(weight, bias if with_bias else None, int8=True)(x)
     assert found.dtype == dtype
     assert found.shape == (num_rows, shape[1])
     step, weight_step = (t.float().abs().amax(1, keepdim=True) / 127 for t in (x, weight))
@@ -99,7 +99,7 @@ def test_sums_beyond_16_bits_are_exact() -> None:
     size = 4864
     weight = torch.full((33, size), -1.0).bfloat16()
     for sign in (1.0, -1.0):
-        found = PanelLinear(weight, None, int8=True)(torch.full((13, size), sign).bfloat16())
+        found = CpuPackedLinear(weight, None, int8=True)(torch.full((13, size), sign).bfloat16())
         assert torch.equal(found, torch.full((13, 33), -sign * size).bfloat16())
 
 
@@ -107,7 +107,7 @@ def test_rows_and_channels_of_zeros_are_zero() -> None:
     x, weight, bias = operands(36, 5, 4)
     x[1] = 0
     weight[2] = 0
-    found = PanelLinear(weight, bias, int8=True)(x)
+    found = CpuPackedLinear(weight, bias, int8=True)(x)
     assert torch.equal(found[1], bias)
     assert torch.equal(found[:, 2], bias[2].expand(4))
 
@@ -116,7 +116,7 @@ def test_rows_and_channels_of_zeros_are_zero() -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
 def test_what_is_not_finite_stays_so_in_its_row_alone(int8: bool, value: float) -> None:
     x, weight, bias = operands(36, 33, 14)
-    linear = PanelLinear(weight, bias, int8=int8)
+    linear = CpuPackedLinear(weight, bias, int8=int8)
     x[3, 7] = value
     found = linear(x)
     assert not found[3].isfinite().any()
@@ -134,7 +134,7 @@ def test_rows_do_not_depend_on_each_other(
 ) -> None:
     x, weight, bias = operands(896, 96, 64, dtype)
     x[1:] *= 100
-    linear = PanelLinear(weight, bias, int8=int8, activation=activation)
+    linear = CpuPackedLinear(weight, bias, int8=int8, activation=activation)
     alone = torch.cat([linear(row[None]) for row in x])
     for num_rows in (*range(1, 28), 64):  # groups of all sizes
         assert torch.equal(linear(x[:num_rows]), alone[:num_rows])
@@ -151,9 +151,9 @@ def test_gates(
 ) -> None:
     x, weight, bias = operands(160, 2 * 48, num_rows, dtype)
     given = bias if with_bias else None
-    found = PanelLinear(weight, given, int8=int8, activation=activation)(x)
+    found = CpuPackedLinear(weight, given, int8=int8, activation=activation)(x)
     assert found.dtype == dtype
-    product = PanelLinear(weight, given, int8=int8, wide=True)(x)
+    product = CpuPackedLinear(weight, given, int8=int8, wide=True)(x)
     wanted = gated_activation.reference(product, activation)
     rounding = torch.finfo(dtype).eps / 2 + 4 * FLOAT32
     torch.testing.assert_close(found.float(), wanted, rtol=rounding * 1.01, atol=1e-5)
@@ -161,7 +161,7 @@ def test_gates(
 
 def test_dimensions_in_front_are_kept() -> None:
     x, weight, bias = operands(36, 33, 6)
-    linear = PanelLinear(weight, bias)
+    linear = CpuPackedLinear(weight, bias)
     assert torch.equal(linear(x.reshape(2, 3, 36)), linear(x).reshape(2, 3, 33))
     assert torch.equal(linear(x[0]), linear(x)[0])
 
@@ -199,5 +199,5 @@ def test_rows_may_lie_anywhere_in_memory() -> None:
     x, weight, bias = operands(36, 33, 5)
     odd = torch.zeros(5, 37, dtype=torch.bfloat16)
     odd[:, 1:] = x
-    linear = PanelLinear(weight, bias)
+    linear = CpuPackedLinear(weight, bias)
     assert torch.equal(linear(odd[:, 1:]), linear(x.contiguous()))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from engine.layers.int8_linear import quantize_channels
 from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerWeight
+from engine.layers.linear.int8 import quantize_channels
 from kernels.cpu.activation import Activation
 from kernels.cpu.large_pages import LargePages
 from kernels.cpu.linear import (
@@ -21,7 +21,7 @@ from kernels.cpu.linear import (
 )
 
 
-class PanelLinear(nn.Module):
+class CpuPackedLinear(nn.Module):
     """y = x W^T + b, or `activation(gate) * up` of what that returns.
 
     A row of y depends on its row of x alone, to the last bit; of weights in groups, if `invariant`.

@@ -1,4 +1,4 @@
-"""TiledLinear: a projection by our own kernel for GPUs, with tiles that no batch changes."""
+"""BatchInvariantLinear: a projection by our kernel for GPUs, with tiles that no batch changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from kernels.matmul import matmul
 
 
-class TiledLinear(nn.Module):
+class BatchInvariantLinear(nn.Module):
     """y = x W^T + b. A row of y depends on its row of x alone, to the last bit.
 
     Args:

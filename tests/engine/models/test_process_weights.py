@@ -12,12 +12,16 @@ from engine import LLM, SamplingParams
 from engine.config.setting_types import Quantization
 from engine.errors import InsufficientMemoryError, UnsupportedError
 from engine.execution.memory import kv_cache_plan
-from engine.layers.int8_linear import Int8Linear, multiplies_int8
-from engine.layers.linear import Linear
-from engine.layers.packed_linear import PackedLinear, can_pack
-from engine.layers.panel_linear import PanelLinear
-from engine.models import conversion, forms
-from engine.models.conversion import Conversion, check_quantization, num_bytes_while_loading
+from engine.layers.linear.cpu_packed import CpuPackedLinear
+from engine.layers.linear.int8 import Int8Linear, multiplies_int8
+from engine.layers.linear.linear import Linear
+from engine.layers.linear.onednn import OneDnnLinear, can_pack
+from engine.models import linear_methods, process_weights
+from engine.models.process_weights import (
+    WeightProcessor,
+    check_quantization,
+    num_bytes_while_loading,
+)
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import FLOATS, in_panels, quantizes, rounding, runs_panels
@@ -58,7 +62,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def logits(path: Path, dtype: torch.dtype, *, convert: bool, **settings: Any) -> Tensor:
     model = PagedModel(path, dtype=dtype)
     if convert:
-        Conversion(model.model, settings.get("quantization")).finish()
+        WeightProcessor(model.model, settings.get("quantization")).finish()
     return model.logits(TOKENS, chunks=[40, 1, 3, 46])
 
 
@@ -103,7 +107,7 @@ def test_the_head_is_quantised_too(
     model = PagedModel(path, dtype=dtype).model
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     wanted = model.compute_logits(hidden)
-    Conversion(model, "int8").finish()
+    WeightProcessor(model, "int8").finish()
     expected = 2**0.5 * (4 / 127 / 12**0.5)  # of one product, as above
     assert expected / 4 < relative_error(model.compute_logits(hidden), wanted) < expected
 
@@ -122,15 +126,15 @@ def test_the_originals_are_freed_one_after_the_other(
     ]
     num_alive: list[int] = []
 
-    form = PanelLinear if ours else PackedLinear
+    form = CpuPackedLinear if ours else OneDnnLinear
 
     class Recording(form):  # type: ignore[misc, valid-type]
         def __init__(self, weight: Tensor, bias: Tensor | None, **settings: Any) -> None:
             num_alive.append(sum(not storage.expired() for storage in originals))
             super().__init__(weight, bias, **settings)
 
-    monkeypatch.setattr(forms, form.__name__, Recording)
-    Conversion(model, None).finish()
+    monkeypatch.setattr(linear_methods, form.__name__, Recording)
+    WeightProcessor(model, None).finish()
     assert num_alive[: len(originals)] == list(range(len(originals), 0, -1))
     assert all(storage.expired() for storage in originals)
     assert len(num_alive) == len(originals) + is_tied
@@ -145,7 +149,7 @@ def test_a_tied_head_is_a_copy(path: Path, monkeypatch: pytest.MonkeyPatch, ours
     rows = embedding.weight.clone()
     hidden = torch.randn(3, 64).bfloat16()
     wanted = model.compute_logits(hidden)
-    Conversion(model, None).finish()
+    WeightProcessor(model, None).finish()
     assert torch.equal(embedding.weight, rows)
     assert torch.equal(embedding(torch.tensor([5, 159])), rows[[5, 159]])
     torch.testing.assert_close(model.compute_logits(hidden), wanted, rtol=2**-7, atol=1e-5)
@@ -156,10 +160,10 @@ def test_a_tied_head_is_a_copy(path: Path, monkeypatch: pytest.MonkeyPatch, ours
 def test_weights_of_a_type_without_packed_products_stay(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forms, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(linear_methods, "can_pack", lambda dtype: False)
     model = PagedModel(path).model
     before = dict(model.named_modules())
-    Conversion(model, None).finish()
+    WeightProcessor(model, None).finish()
     assert dict(model.named_modules()) == before
 
 
@@ -174,11 +178,11 @@ def test_the_memory_that_loading_takes_is_known_before(
     expected = num_bytes_while_loading(model, quantization, CPU)
     plain = sum(p.nbytes for p in model.parameters())
     assert num_bytes_while_loading(model, quantization, torch.device("cuda")) == plain
-    Conversion(model, quantization).finish()
+    WeightProcessor(model, quantization).finish()
     converted = [
         tensor.nbytes
         for module in layers.modules()
-        if isinstance(module, PanelLinear)
+        if isinstance(module, CpuPackedLinear)
         for name, tensor in module.tensors().items()
         if name != "bias"
     ]
@@ -187,7 +191,7 @@ def test_the_memory_that_loading_takes_is_known_before(
     biases = sum(
         module.tensors()["bias"].nbytes
         for module in layers.modules()
-        if isinstance(module, PanelLinear) and "bias" in module.tensors()
+        if isinstance(module, CpuPackedLinear) and "bias" in module.tensors()
     )
     # The head is not as large as a layer here.
     assert expected <= others + biases + sum(converted) + max(loaded)
@@ -212,7 +216,7 @@ def test_quantisation_is_refused_where_there_are_no_kernels(
     with pytest.raises(UnsupportedError, match=f"^quantization: {name} is for CPUs only"):
         check_quantization(name, torch.device("cuda"), torch.bfloat16)
     check_quantization(None, torch.device("cuda"), torch.bfloat16)
-    monkeypatch.setattr(conversion, "multiplies_int8", lambda: False)
+    monkeypatch.setattr(process_weights, "multiplies_int8", lambda: False)
     with pytest.raises(UnsupportedError, match=f"^quantization: {name} needs .*float32"):
         check_quantization(name, CPU, torch.float32)
     check_quantization(None, CPU, torch.float16)
@@ -251,9 +255,9 @@ def test_the_engine_serves(
     is_converted = getattr(torch, dtype) in PACKABLE or in_panels(getattr(torch, dtype))
     is_integer = [
         isinstance(each, Int8Linear)
-        or (isinstance(each, PanelLinear) and "scale" in each.tensors())
+        or (isinstance(each, CpuPackedLinear) and "scale" in each.tensors())
         for each in layers
-        if isinstance(each, Int8Linear | PanelLinear | PackedLinear)
+        if isinstance(each, Int8Linear | CpuPackedLinear | OneDnnLinear)
     ]
     assert any(is_integer) == (quantization is not None)
     assert all(is_integer) or quantization is None
