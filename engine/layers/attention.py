@@ -31,30 +31,34 @@ class LayerCache(NamedTuple):
     group: int = 0
 
 
+class AttentionInputs(NamedTuple):
+    """What one layer attends with in one step.
+
+    Attributes:
+        query: [T, num_heads, head_dim].
+        cache: to which the step's own keys and values have been written already.
+        scale: of the scores.
+        sliding_window: w: position p sees positions p - w + 1 .. p; None: all before it.
+        soft_cap: c: scaled scores s become c tanh(s / c); None: they stay.
+        sinks: float32 [num_heads], scores that take part in the softmax and have no value.
+        key_scale, value_scale: float32 [num_kv_heads], dequantise a float8 cache; None for others.
+    """
+
+    query: Tensor
+    cache: LayerCache
+    scale: float
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
+    key_scale: Tensor | None = None
+    value_scale: Tensor | None = None
+
+
 class StepAttention(Protocol):
     """Attention of one step; the same object serves every layer."""
 
-    def attend(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,
-        key_scale: Tensor | None = None,
-        value_scale: Tensor | None = None,
-    ) -> Tensor:
-        """Causal attention of `query` [T, num_heads, head_dim] over the cached sequences.
-
-        The step's own keys and values have been written to `cache` already. With a sliding window
-        of w, position p sees positions p - w + 1 .. p. With a soft cap of c, scores s, which are
-        scaled, become c tanh(s / c). `sinks`, float32 [num_heads], are scores of the
-        heads that take part in the softmax, and have no value. With a float8 cache, and only then,
-        `key_scale` and `value_scale` are float32 [num_kv_heads], the scales that dequantise it.
-        Returns [T, num_heads, head_dim].
-        """
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        """Return causal attention over the cached sequences, [T, num_heads, head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +190,16 @@ class Attention(nn.Module):
             value_scale=value_scale,
         )
         mixed = attention.attend(
-            q,
-            cache,
-            scale=self._scale,
-            sliding_window=self.sliding_window,
-            soft_cap=self._soft_cap,
-            sinks=self.sinks,
-            key_scale=key_scale,
-            value_scale=value_scale,
+            AttentionInputs(
+                q,
+                cache,
+                self._scale,
+                self.sliding_window,
+                self._soft_cap,
+                self.sinks,
+                key_scale,
+                value_scale,
+            )
         )
         out: Tensor = self.o_proj(mixed.flatten(1))
         return out

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.execution.attention.torch_attention import TorchAttention
-from engine.layers.attention import LayerCache, StepAttention
+from engine.layers.attention import AttentionInputs, StepAttention
 from engine.models.batch import Batch
 from kernels.cpu.attention import attention_in_place
 
@@ -33,29 +33,18 @@ class CpuStepAttention:
     batch: Batch
     split_keys: bool = True
 
-    def attend(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,
-        key_scale: Tensor | None = None,
-        value_scale: Tensor | None = None,
-    ) -> Tensor:
-        assert key_scale is value_scale is None, "float8 caches are refused by `check`"
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        assert inputs.key_scale is inputs.value_scale is None, "`check` refuses float8 caches"
         return attention_in_place(
-            query,
-            cache.key,
-            cache.value,
+            inputs.query,
+            inputs.cache.key,
+            inputs.cache.value,
             self.batch.query_start_loc,
             self.batch.seq_lens,
-            self.batch.group_tables(cache.group),
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            sinks=sinks,
+            self.batch.group_tables(inputs.cache.group),
+            scale=inputs.scale,
+            sliding_window=inputs.sliding_window,
+            soft_cap=inputs.soft_cap,
+            sinks=inputs.sinks,
             split_keys=self.split_keys,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.execution.attention.triton_attention import TritonAttention
-from engine.layers.attention import LayerCache, StepAttention
+from engine.layers.attention import AttentionInputs, StepAttention
 from engine.models.batch import Batch
 from kernels.attention.paged_prefill import paged_prefill_attention
 
@@ -29,30 +29,19 @@ class InvariantStepAttention:
 
     batch: Batch
 
-    def attend(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,
-        key_scale: Tensor | None = None,
-        value_scale: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, inputs: AttentionInputs) -> Tensor:
         return paged_prefill_attention(
-            query,
-            cache.key,
-            cache.value,
-            self.batch.group_tables(cache.group),
+            inputs.query,
+            inputs.cache.key,
+            inputs.cache.value,
+            self.batch.group_tables(inputs.cache.group),
             self.batch.query_start_loc,
             self.batch.seq_lens,
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            sinks=sinks,
-            key_scale=key_scale,
-            value_scale=value_scale,
+            scale=inputs.scale,
+            sliding_window=inputs.sliding_window,
+            soft_cap=inputs.soft_cap,
+            sinks=inputs.sinks,
+            key_scale=inputs.key_scale,
+            value_scale=inputs.value_scale,
             is_invariant=True,
         )

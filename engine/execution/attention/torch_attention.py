@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.layers.attention import LayerCache, StepAttention
+from engine.layers.attention import AttentionInputs, StepAttention
 from engine.models.batch import Batch
 from kernels.attention.paged_attention import Span, paged_attention
 
@@ -61,33 +61,22 @@ class TorchStepAttention:
         self._device = device
         self._spans: dict[tuple[int, int | None], list[Span]] = {}
 
-    def attend(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,
-        key_scale: Tensor | None = None,
-        value_scale: Tensor | None = None,
-    ) -> Tensor:
-        assert key_scale is value_scale is None, "float8 caches are refused by `check`"
-        key = cache.group, sliding_window
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        assert inputs.key_scale is inputs.value_scale is None, "`check` refuses float8 caches"
+        key = inputs.cache.group, inputs.sliding_window
         spans = self._spans.get(key)
         if spans is None:
             spans = [self._span(sequence, *key) for sequence in self._sequences]
             self._spans[key] = spans
         return paged_attention(
-            query,
-            cache.key,
-            cache.value,
+            inputs.query,
+            inputs.cache.key,
+            inputs.cache.value,
             spans,
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
-            sinks=sinks,
+            scale=inputs.scale,
+            sliding_window=inputs.sliding_window,
+            soft_cap=inputs.soft_cap,
+            sinks=inputs.sinks,
         )
 
     def _span(self, sequence: _Sequence, group: int, window: int | None) -> Span:

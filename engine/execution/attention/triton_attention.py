@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.layers.attention import LayerCache, StepAttention
+from engine.layers.attention import AttentionInputs, StepAttention
 from engine.models.batch import Batch
 from kernels.attention.paged_cache import BLOCK_SIZES, MAX_GROUP
 from kernels.attention.paged_decode import paged_decode_attention
@@ -65,49 +65,38 @@ class TritonStepAttention:
             self._query_start_loc = batch.query_start_loc[self._prefills] - batch.num_decodes
         self._plans: dict[int | None, SplitPlan] = {}
 
-    def attend(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        *,
-        scale: float,
-        sliding_window: int | None,
-        soft_cap: float | None,
-        sinks: Tensor | None,
-        key_scale: Tensor | None = None,
-        value_scale: Tensor | None = None,
-    ) -> Tensor:
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        block_tables = self._batch.group_tables(cache.group)
+    def attend(self, inputs: AttentionInputs) -> Tensor:
+        out = torch.empty_like(inputs.query, memory_format=torch.contiguous_format)
+        block_tables = self._batch.group_tables(inputs.cache.group)
         if len(self._decode_lens):
             paged_decode_attention(
-                query[self._decodes],
-                cache.key,
-                cache.value,
+                inputs.query[self._decodes],
+                inputs.cache.key,
+                inputs.cache.value,
                 block_tables[self._decodes],
                 self._decode_lens,
-                self._plan(sliding_window, cache.key.shape[2]),
-                scale=scale,
-                soft_cap=soft_cap,
-                sinks=sinks,
-                key_scale=key_scale,
-                value_scale=value_scale,
+                self._plan(inputs.sliding_window, inputs.cache.key.shape[2]),
+                scale=inputs.scale,
+                soft_cap=inputs.soft_cap,
+                sinks=inputs.sinks,
+                key_scale=inputs.key_scale,
+                value_scale=inputs.value_scale,
                 out=out[self._decodes],
             )
         if len(self._prefill_lens):
             paged_prefill_attention(
-                query[self._prefill_tokens],
-                cache.key,
-                cache.value,
+                inputs.query[self._prefill_tokens],
+                inputs.cache.key,
+                inputs.cache.value,
                 block_tables[self._prefills],
                 self._query_start_loc,
                 self._prefill_lens,
-                scale=scale,
-                sliding_window=sliding_window,
-                soft_cap=soft_cap,
-                sinks=sinks,
-                key_scale=key_scale,
-                value_scale=value_scale,
+                scale=inputs.scale,
+                sliding_window=inputs.sliding_window,
+                soft_cap=inputs.soft_cap,
+                sinks=inputs.sinks,
+                key_scale=inputs.key_scale,
+                value_scale=inputs.value_scale,
                 out=out[self._prefill_tokens],
             )
         return out

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.execution.attention.backend import attention_backend
 from engine.execution.attention.cpu_attention import CpuAttention
 from engine.execution.attention.torch_attention import TorchAttention
-from engine.layers.attention import LayerCache
+from engine.layers.attention import AttentionInputs, LayerCache
 from kernels import cpu
 from tests.factories.batches import BatchRow, build_batch
 
@@ -124,14 +124,8 @@ def _check(
     sinks = torch.randn(query.shape[1], generator=generator) * 5 if case.has_sinks else None
     step = backend(case.block_size).plan(batch)
     for _ in range(2):  # the second layer reuses what the first one found
-        out = step.attend(
-            query,
-            cache,
-            scale=scale,
-            sliding_window=case.window,
-            soft_cap=case.soft_cap,
-            sinks=sinks,
-        )
+        inputs = AttentionInputs(query, cache, scale, case.window, case.soft_cap, sinks)
+        out = step.attend(inputs)
     assert out.dtype == dtype
     assert out.shape == query.shape
     starts = batch.query_start_loc.tolist()
@@ -172,9 +166,9 @@ def test_consecutive_blocks_are_read_in_place(backend: Backend) -> None:
     step = backend(4).plan(batch)
     cache = LayerCache(torch.zeros(5, 4, 1, 2), torch.zeros(5, 4, 1, 2))
     query = torch.ones(1, 1, 2)
-    step.attend(query, cache, scale=1.0, sliding_window=None, soft_cap=None, sinks=None)
+    step.attend(AttentionInputs(query, cache, scale=1.0))
     cache.value[2:4] = 3.0
-    out = step.attend(query, cache, scale=1.0, sliding_window=None, soft_cap=None, sinks=None)
+    out = step.attend(AttentionInputs(query, cache, scale=1.0))
     torch.testing.assert_close(out, torch.full((1, 1, 2), 3.0))
 
 
