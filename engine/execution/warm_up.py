@@ -20,8 +20,8 @@ from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.execution.devices import ResolvedConfig
 from engine.request.sampling_params import SamplingParams
-from kernels.quantized.coded_product import MOST_TILED
 from kernels.quantized.splits import MOST_SPLIT
+from kernels.quantized.wna16_gemm import MOST_TILED
 
 _PLAIN = SamplingParams(temperature=0)
 

@@ -11,8 +11,7 @@ from engine.layers.linear.linear import parameter
 from kernels.device import has_triton, next_power_of_2
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.combine import combine
-from kernels.experts.product_kernel import block_rows
-from kernels.experts.products import expert_gated_linear, expert_linear
+from kernels.experts.grouped_gemm import block_rows, expert_gated_linear, expert_linear
 from kernels.experts.sorting import ExpertBlocks, sort_by_expert
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.layers.integer_weight import Int8Weight, IntegerWeight
 from kernels.quantized.codes import BITS, Codes, Kind, pack
-from kernels.quantized.fp8_product import GROUP
+from kernels.quantized.fp8_gemm import GROUP
 from kernels.quantized.rows import quantize_rows
 
 _HALF_BYTE = 128  # added to a signed byte makes it an unsigned one
@@ -35,7 +35,7 @@ class Fp8Weight(NamedTuple):
         return pack(self.codes.view(torch.uint8), "e4m3", self.scale)
 
 
-class CodedWeight(NamedTuple):
+class WNA16Weight(NamedTuple):
     """A weight [N, K]: `steps` * `scale` + `offset`, as `kernels.quantized.codes.pack` takes it.
 
     Attributes:
@@ -59,7 +59,7 @@ class CodedWeight(NamedTuple):
         """Return the codes of its rows, whose columns are in the order of `order`."""
         return pack(self.steps, self.kind, self.scale, self.offset, self.table, self.factor)
 
-    def rows(self, chosen: slice) -> CodedWeight:
+    def rows(self, chosen: slice) -> WNA16Weight:
         """Return the weight of some rows."""
         offset, factor = (None if e is None else e[chosen] for e in (self.offset, self.factor))
         return self._replace(
@@ -73,7 +73,7 @@ def quantize_fp8(weight: Tensor) -> Fp8Weight:
     return Fp8Weight(codes, scale[:, None])
 
 
-def of_blocks(codes: Tensor, scale: Tensor, rows: int) -> Fp8Weight | CodedWeight:
+def of_blocks(codes: Tensor, scale: Tensor, rows: int) -> Fp8Weight | WNA16Weight:
     """Return a weight [N, K] in FP8 with `scale` [N / `rows`, groups], rounded up.
 
     Activations are quantised where groups are as large as those of products of FP8.
@@ -83,21 +83,21 @@ def of_blocks(codes: Tensor, scale: Tensor, rows: int) -> Fp8Weight | CodedWeigh
     scale = scale.repeat_interleave(rows // shared, 0)[: len(codes) // shared].contiguous()
     if codes.shape[1] == GROUP * scale.shape[1]:
         return Fp8Weight(codes, scale)
-    return CodedWeight(codes.view(torch.uint8), "e4m3", scale)
+    return WNA16Weight(codes.view(torch.uint8), "e4m3", scale)
 
 
-def of_integers(weight: IntegerWeight) -> CodedWeight:
+def of_integers(weight: IntegerWeight) -> WNA16Weight:
     """Return the weight that integers stand for."""
     if isinstance(weight, Int8Weight):
         steps = (weight.steps.short() + _HALF_BYTE).to(torch.uint8)
-        return CodedWeight(steps, "int8", weight.scale[:, None])
+        return WNA16Weight(steps, "int8", weight.scale[:, None])
     kind: Kind = "int4" if weight.bits == 4 else "int8"
-    return CodedWeight(weight.steps, kind, weight.scale, weight.offset)
+    return WNA16Weight(weight.steps, kind, weight.scale, weight.offset)
 
 
 def in_groups(
     steps: Tensor, scale: Tensor, offset: Tensor, bits: int, group_of: Tensor
-) -> CodedWeight | None:
+) -> WNA16Weight | None:
     """Return a weight whose groups are of any inputs; None: they are not equally large.
 
     Args:
@@ -111,8 +111,8 @@ def in_groups(
     kind: Kind = "int4" if bits == 4 else "int8"
     order = torch.argsort(group_of, stable=True)
     if torch.equal(order, torch.arange(len(order), device=order.device)):
-        return CodedWeight(steps, kind, scale, offset)
-    return CodedWeight(steps[:, order], kind, scale, offset, order=order)
+        return WNA16Weight(steps, kind, scale, offset)
+    return WNA16Weight(steps[:, order], kind, scale, offset, order=order)
 
 
 def stack_fp8(parts: Sequence[Fp8Weight]) -> Fp8Weight | None:
@@ -131,7 +131,7 @@ def stack_fp8(parts: Sequence[Fp8Weight]) -> Fp8Weight | None:
     return Fp8Weight(codes, scale, largest)
 
 
-def stack_coded(parts: Sequence[CodedWeight]) -> CodedWeight | None:
+def stack_wna16(parts: Sequence[WNA16Weight]) -> WNA16Weight | None:
     """Return the weight of all rows of `parts`; None: they are of different kinds."""
     first = parts[0]
     for part in parts[1:]:
@@ -146,7 +146,7 @@ def stack_coded(parts: Sequence[CodedWeight]) -> CodedWeight | None:
         middle = 2.0 ** (BITS[first.kind] - 1)
         offsets = [-middle * part.scale if part.offset is None else part.offset for part in parts]
     factors = [part.factor for part in parts if part.factor is not None]
-    return CodedWeight(
+    return WNA16Weight(
         torch.cat([part.steps for part in parts]),
         first.kind,
         _stack_scales([(len(part.steps), part.scale) for part in parts]),

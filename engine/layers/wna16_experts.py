@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from engine.layers.experts import in_blocks
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.combine import combine
-from kernels.experts.product_kernel import LARGE_BLOCK
-from kernels.experts.products import expert_gated_linear, expert_linear
+from kernels.experts.grouped_gemm import LARGE_BLOCK, expert_gated_linear, expert_linear
 from kernels.quantized.codes import Codes
 from kernels.quantized.dequantize import dequantize
 

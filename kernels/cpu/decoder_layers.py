@@ -16,7 +16,7 @@ def decoder_layers(
     interleaved: bool,
     invariant: bool,
 ) -> Any:
-    """Return an object that computes the layers added by `append`; see csrc/decoder_layers.h.
+    """Return an object that computes the layers added by `append`; see csrc/library.cpp.
 
     Requires kernels for which `kernels.cpu.linear.runs` returns true. `interleaved` is that
     of `kernels.rotary`, `invariant` that of `kernels.cpu.linear`; attention does not split keys

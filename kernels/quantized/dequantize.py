@@ -14,9 +14,9 @@ from torch import Tensor
 from kernels import device
 from kernels.device import cdiv, next_power_of_2
 from kernels.e4m3 import from_e4m3
-from kernels.quantized.coded_sum import scale_of
 from kernels.quantized.codes import Codes, expert, unpack
 from kernels.quantized.widen import widen_e2m1
+from kernels.quantized.wna16_sum import scale_of
 
 
 def dequantize(weight: Codes, dtype: torch.dtype, *, halves: bool = False) -> Tensor:

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.combine import combine
-from kernels.experts.product_kernel import block_rows
-from kernels.experts.products import expert_gated_linear, expert_linear
+from kernels.experts.grouped_gemm import block_rows, expert_gated_linear, expert_linear
 from kernels.experts.routing import route
 from kernels.experts.sorting import ExpertBlocks, sort_by_expert
 from kernels.quantized.codes import BITS, Codes, Kind

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 from kernels.e4m3 import FP8
-from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import BITS, Codes, Kind
-from kernels.quantized.fp8_product import GROUP, fp8_linear
+from kernels.quantized.fp8_gemm import GROUP, fp8_linear
 from kernels.quantized.gated_rows import gated_rows
 from kernels.quantized.normed_rows import normed_rows
 from kernels.quantized.rows import quantize_rows
+from kernels.quantized.wna16_gemm import wna16_linear
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 
@@ -108,7 +108,7 @@ def test_codes(name: str, tokens: int, gpu: str) -> None:
         _empty(16, dtype=torch.float32) if kind == "table4" else None,
         _empty(columns, dtype=torch.float32) if name == "nvfp4" else None,
     )
-    found = compile_call(gpu, coded_linear, _empty(tokens, depth), weight, _empty(columns))
+    found = compile_call(gpu, wna16_linear, _empty(tokens, depth), weight, _empty(columns))
     # For sm_100 ptxas puts two values on the stack, although half of the registers are free.
     is_odd = (name, tokens, gpu) == ("nvfp4", 1, "sm_100")
     check(found, stack=8 if is_odd else 0)

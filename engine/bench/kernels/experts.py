@@ -17,8 +17,7 @@ from torch import Tensor
 from engine.bench.kernels.case import Case, Work, numel_bytes, randn
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.combine import combine
-from kernels.experts.product_kernel import block_rows
-from kernels.experts.products import expert_gated_linear, expert_linear
+from kernels.experts.grouped_gemm import block_rows, expert_gated_linear, expert_linear
 from kernels.experts.routing import route
 from kernels.experts.sorting import sort_by_expert
 from kernels.quantized.codes import Codes, expert, pack, stack, unpack

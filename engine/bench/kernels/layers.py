@@ -18,11 +18,11 @@ from engine.bench.kernels.case import MODELS, Work, by_tokens, numel_bytes, rand
 from engine.bench.kernels.shapes import Shape
 from kernels.attention.paged_cache import FP8
 from kernels.gated_activation import gated_activation
+from kernels.gemv import linear
 from kernels.layer_norm import layer_norm, layer_norm_add
 from kernels.matmul import matmul
 from kernels.rms_norm import rms_norm, rms_norm_add
 from kernels.rotary import rotary_and_cache
-from kernels.row_product import linear
 
 _BLOCK_SIZE = 16
 _EPS = 1e-5
@@ -171,7 +171,7 @@ _FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
     ),
     *(
         (
-            *("row_product", name, partial(_linear, name=name, product=linear)),
+            *("gemv", name, partial(_linear, name=name, product=linear)),
             {"tokens": (1,), "tiny": {"tokens": 1}},
         )
         for name in ("qkv_proj", "down_proj")

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from engine.bench.kernels.case import SMALL, Aim, Case, Work, by_tokens, numel_bytes, randn
 from engine.bench.kernels.shapes import LLAMA_8B, Shape
-from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Kind, pack, unpack
-from kernels.quantized.fp8_product import GROUP, fp8_linear
+from kernels.quantized.fp8_gemm import GROUP, fp8_linear
 from kernels.quantized.gated_rows import gated_rows
 from kernels.quantized.normed_rows import normed_rows
 from kernels.quantized.rows import quantize_rows, reference
 from kernels.quantized.splits import MOST_SPLIT
+from kernels.quantized.wna16_gemm import wna16_linear
 
 _AIMS = {"fp8": Aim(share=0.75), "int4": Aim(share=0.6)}
 
@@ -131,7 +131,7 @@ def _coded(
     )
     wide = unpack(weight).to(dtype)
     return Work(
-        ours=partial(coded_linear, x, weight, None),
+        ours=partial(wna16_linear, x, weight, None),
         peers={"F.linear": partial(F.linear, x, wide)},
         bytes=numel_bytes(x, weight.packed, weight.scale),
         flops=2 * tokens * columns * depth if tokens > MOST_SPLIT else 0,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from engine.layers.norm import RMSNorm
 from engine.layers.stored_weight import Fp8Weight
 from kernels.cpu.activation import Activation
-from kernels.quantized.fp8_product import GROUP, fp8_linear
+from kernels.quantized.fp8_gemm import GROUP, fp8_linear
 from kernels.quantized.gated_rows import gated_rows
 from kernels.quantized.normed_rows import normed_rows
 from kernels.quantized.rows import quantize_rows

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kernels.cpu.activation import Activation
 from kernels.gated_activation import gated_activation
-from kernels.row_product import gated_linear, linear
+from kernels.gemv import gated_linear, linear
 
 
 def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import Codes
+from kernels.quantized.wna16_gemm import wna16_linear
 
 
 class WNA16Linear(nn.Module):
@@ -35,4 +35,4 @@ class WNA16Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self._order is not None:
             x = x.index_select(1, self._order)
-        return coded_linear(x, self._weight, self._bias, invariant=self._invariant)
+        return wna16_linear(x, self._weight, self._bias, invariant=self._invariant)

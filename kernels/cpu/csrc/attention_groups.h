@@ -1,5 +1,5 @@
 // A tile of keys and its values on AMX, for a few queries: with their group at most 16 rows for each
-// KV head. For attention_worker.h alone.
+// KV head. For paged_attention.cpp alone.
 //
 // Both products read the cache in place. Keys are the unit's first operand; queries are columns, and
 // as many KV heads as fit share a tile of them, each in columns of its own: the others are 0 there.

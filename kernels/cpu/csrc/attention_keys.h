@@ -1,4 +1,4 @@
-// Where the keys and values of a tile are, and their memory. For attention_worker.h and what it
+// Where the keys and values of a tile are, and their memory. For paged_attention.cpp and what it
 // includes alone.
 #pragma once
 

@@ -1,5 +1,5 @@
 // The units of keys and values, as the products of attention read them. For attention_rows.h,
-// attention_tiles.h and attention_worker.h alone.
+// attention_tiles.h and paged_attention.cpp alone.
 #pragma once
 
 #include <algorithm>

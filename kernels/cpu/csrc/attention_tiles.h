@@ -1,5 +1,5 @@
 // A tile of keys and its values on AMX, for many queries. For attention_groups.h and
-// attention_worker.h alone.
+// paged_attention.cpp alone.
 //
 // Many queries are columns: keys are the unit's first operand where they lie in the cache, and the
 // softmax of a query runs down a lane of a register. So does the second product: values, transposed,

@@ -1,5 +1,5 @@
 // Products with integer weights that have a scale for each group of inputs. For linear_block.h and
-// scaled_tiles.h alone.
+// linear_products.h alone.
 #pragma once
 
 #include "aligned.h"

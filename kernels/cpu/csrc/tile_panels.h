@@ -2,7 +2,7 @@
 // tile_block.h, linear_products.h and experts.cpp alone.
 //
 // Integers of a group of 32 inputs are half a tile deep: the unit does no more with an instruction
-// than for bfloat16, and vectors must scale each sum (scaled_tiles.h). Many rows are faster with
+// than for bfloat16, and vectors must scale each sum (linear_products.h). Many rows are faster with
 // weights widened once for all of them, in the L1 cache, and need not be quantised.
 #pragma once
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.quantized import coded_product
-from kernels.quantized.coded_product import MOST_TILED, coded_linear, reference
+from kernels.quantized import wna16_gemm
 from kernels.quantized.codes import Codes, Kind, expert, pack, stack, unpack
 from kernels.quantized.dequantize import dequantize
-from tests.kernels.quantized.test_coded_product import SHAPES, each_dtype, each_kind, weight_of
+from kernels.quantized.wna16_gemm import MOST_TILED, reference, wna16_linear
+from tests.kernels.quantized.test_wna16_gemm import SHAPES, each_dtype, each_kind, weight_of
 from tests.kernels.support import DEVICE, assert_close, randn
 
 
@@ -72,11 +72,11 @@ def test_products_of_many_rows(
         written.append(dequantize(*arguments))  # type: ignore[arg-type]
         return written[-1]
 
-    monkeypatch.setattr(coded_product, "dequantize", write)
+    monkeypatch.setattr(wna16_gemm, "dequantize", write)
     codes, _ = weight_of(kind, 40, 192, 64)
     x, bias = randn(MOST_TILED + 1, 192, dtype=dtype), randn(40, dtype=dtype, seed=2)
-    assert_close(coded_linear(x, codes, bias), reference(x, codes, bias))
+    assert_close(wna16_linear(x, codes, bias), reference(x, codes, bias))
     assert len(written) == 1
-    assert_close(coded_linear(x[:-1], codes, bias), reference(x[:-1], codes, bias))
-    coded_linear(x[:70], codes, bias, invariant=True)
+    assert_close(wna16_linear(x[:-1], codes, bias), reference(x[:-1], codes, bias))
+    wna16_linear(x[:70], codes, bias, invariant=True)
     assert len(written) == 1 + (kind == "table4")

@@ -9,8 +9,8 @@ pytest.importorskip("gguf", reason="the engine is not installed here")
 import gguf
 
 from engine.quantization.gguf import GgufBlocks
-from kernels.quantized.coded_product import coded_linear
 from kernels.quantized.codes import pack
+from kernels.quantized.wna16_gemm import wna16_linear
 from tests.factories.gguf_files import random_blocks
 from tests.kernels.support import DEVICE, assert_close, randn
 
@@ -31,4 +31,4 @@ def test_products_are_those_of_the_weights(kind: str) -> None:
         x = randn(rows, 512, dtype=torch.float16)
         expected = x.float() @ integers.dequantized().t()
         # Offsets are rounded to float16; weights that they nearly cancel would be to bfloat16.
-        assert_close(coded_linear(x, weight, None), expected, 4e-3)
+        assert_close(wna16_linear(x, weight, None), expected, 4e-3)

@@ -3,7 +3,7 @@
 The weight is the left operand, and what is computed is the transposed result: matrix instructions
 of Hopper take their left operand from registers, and as few as 8 columns of the right one, which
 few tokens fill. Of few rows the depth is split (`kernels.quantized.splits`); one row is multiplied
-without matrix instructions (`kernels.quantized.coded_row`), and many rows by cuBLAS.
+without matrix instructions (`kernels.quantized.wna16_gemv`), and many rows by cuBLAS.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from kernels import dependent_launch, device
 from kernels.checks import check_device, check_dtype, check_last_stride, check_output, check_shape
 from kernels.dependent_launch import fetch, start_next, wait
 from kernels.device import cdiv
-from kernels.quantized.coded_row import coded_row, takes
-from kernels.quantized.coded_sum import add_block, load_scales, scaled_sum
 from kernels.quantized.codes import BITS, Codes, unpack
 from kernels.quantized.dequantize import dequantize
 from kernels.quantized.splits import MOST_SPLIT, plan_splits, sum_parts
 from kernels.quantized.tiles import tile_of
+from kernels.quantized.wna16_gemv import takes, wna16_gemv
+from kernels.quantized.wna16_sum import add_block, load_scales, scaled_sum
 
 # Rows beyond which cuBLAS and writing the weight in 16 bits take less time. On an H200 cuBLAS takes
 # 2.7 ms for 8192 rows of the largest projection of an 8B model, and the tiles below 5.9.
 MOST_TILED = 256
 
 
-def coded_linear(
+def wna16_linear(
     x: Tensor, weight: Codes, bias: Tensor | None, *, invariant: bool = False
 ) -> Tensor:
     """Return `x` W^T + bias, summed in float32 and rounded once.
@@ -55,7 +55,7 @@ def coded_linear(
     if not device.runs_triton(x):
         return reference(x, weight, bias).to(x.dtype)
     if not invariant and takes(x, weight):
-        return coded_row(x, weight, bias)
+        return wna16_gemv(x, weight, bias)
     if not invariant and _is_written_out(x, weight):
         return F.linear(x, dequantize(weight, x.dtype), bias)
     (num_rows, depth), num_columns = x.shape, len(weight.packed)

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from kernels.e4m3 import FP8
-from kernels.quantized.fp8_product import GROUP, fp8_linear, reference
+from kernels.quantized.fp8_gemm import GROUP, fp8_linear, reference
 from kernels.quantized.rows import quantize_rows
 from kernels.quantized.splits import plan_splits
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn, take_path

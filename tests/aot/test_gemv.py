@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.row_product import gated_linear, linear
+from kernels.gemv import gated_linear, linear
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from kernels import device
 from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.gated_activation import gated_activation
-from kernels.row_product import gated_linear, linear, reference, settings
+from kernels.gemv import gated_linear, linear, reference, settings
 from tests.kernels.support import assert_close, each_dtype, padded, randn
 
 # Columns and depth: none fills a tile, or all do; beyond one block of the depth.

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from kernels import device
-from kernels.quantized import coded_product
-from kernels.quantized.coded_product import coded_linear, reference
-from kernels.quantized.coded_row import coded_row, settings, takes
+from kernels.quantized import wna16_gemm
 from kernels.quantized.codes import Kind, pack, unpack
-from tests.kernels.quantized.test_coded_product import KINDS, weight_of
+from kernels.quantized.wna16_gemm import reference, wna16_linear
+from kernels.quantized.wna16_gemv import settings, takes, wna16_gemv
+from tests.kernels.quantized.test_wna16_gemm import KINDS, weight_of
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn
 
 # Columns, depth and group: less than a tile, and several; the depth of a thread, and several of
@@ -40,8 +40,8 @@ def test_products(shape: tuple[int, int, int], kind: Kind, zeros: str, dtype: to
     codes, weight = weight_of(kind, columns, depth, group, zeros=zeros)
     x, bias = randn(1, depth, dtype=dtype), randn(columns, dtype=dtype, seed=2)
     assert takes(x, codes)
-    assert_close(coded_row(x, codes, bias), x.float() @ weight.t() + bias.float())
-    assert_close(coded_linear(x, codes, None), reference(x, codes, None))
+    assert_close(wna16_gemv(x, codes, bias), x.float() @ weight.t() + bias.float())
+    assert_close(wna16_linear(x, codes, None), reference(x, codes, None))
 
 
 @each_dtype
@@ -58,14 +58,14 @@ def test_scales_of_8_bits_and_factors(scale_type: torch.dtype, dtype: torch.dtyp
     codes = pack(steps, "e2m1", scale.to(DEVICE), factor=factor)
     assert codes.scale.dtype == scale_type
     x = randn(1, depth, dtype=dtype)
-    assert_close(coded_linear(x, codes, None), x.float() @ unpack(codes).t())
+    assert_close(wna16_linear(x, codes, None), x.float() @ unpack(codes).t())
 
 
 @each_dtype
 def test_scales_of_blocks(dtype: torch.dtype) -> None:
     codes, weight = weight_of("e4m3", 128, 256, 128, rows=64)
     x = randn(1, 256, dtype=dtype)
-    assert_close(coded_linear(x, codes, None), x.float() @ weight.t())
+    assert_close(wna16_linear(x, codes, None), x.float() @ weight.t())
 
 
 @pytest.mark.parametrize("kind", ROW_KINDS)
@@ -80,7 +80,7 @@ def test_inputs_of_any_size(kind: Kind, power: int) -> None:
         expected = x.double() @ unpack(codes).double().t()
     bias = torch.zeros(24, dtype=torch.float16, device=DEVICE)
     least = 2.0**-24 / expected.square().mean().sqrt().item()  # steps of a small float16
-    assert_close(coded_row(x, codes, bias), expected, max(1e-3, least))
+    assert_close(wna16_gemv(x, codes, bias), expected, max(1e-3, least))
 
 
 def test_what_is_not_finite_stays_in_its_output() -> None:
@@ -88,10 +88,10 @@ def test_what_is_not_finite_stays_in_its_output() -> None:
     scale = codes.scale.clone()
     scale[3, 2] = torch.nan
     x = randn(1, 576, dtype=torch.float16)
-    found = coded_linear(x, codes._replace(scale=scale), None).isnan()
+    found = wna16_linear(x, codes._replace(scale=scale), None).isnan()
     assert found.nonzero().tolist() == [[0, 3]]
     x[0, 5] = torch.nan
-    assert coded_linear(x, codes, None).isnan().all()
+    assert wna16_linear(x, codes, None).isnan().all()
 
 
 def test_others_are_multiplied_with_matrix_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,16 +100,16 @@ def test_others_are_multiplied_with_matrix_instructions(monkeypatch: pytest.Monk
     def refuse(*_: object) -> Tensor:
         raise AssertionError("one row")
 
-    monkeypatch.setattr(coded_product, "coded_row", refuse)
+    monkeypatch.setattr(wna16_gemm, "wna16_gemv", refuse)
     for kind in KINDS:
         codes, weight = weight_of(kind, 24, 64, 32)
         x = randn(2, 64, dtype=torch.float16)
-        coded_linear(x, codes, None)
-        coded_linear(x[:1], codes, None, invariant=True)
+        wna16_linear(x, codes, None)
+        wna16_linear(x[:1], codes, None, invariant=True)
         shifted = randn(1, 65, dtype=torch.float16)[:, 1:]
-        assert_close(coded_linear(shifted, codes, None), shifted.float() @ weight.t())
+        assert_close(wna16_linear(shifted, codes, None), shifted.float() @ weight.t())
         if kind == "table4":
-            coded_linear(x[:1], codes, None)
+            wna16_linear(x[:1], codes, None)
 
 
 def test_warps_share_a_tile_where_there_are_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.experts.activation import ExpertActivation
-from kernels.experts.product_kernel import block_rows
-from kernels.experts.products import expert_gated_linear, expert_linear, reference
+from kernels.experts.grouped_gemm import block_rows, expert_gated_linear, expert_linear, reference
 from kernels.experts.sorting import ExpertBlocks, sort_by_expert
 from kernels.quantized import codes as formats
 from kernels.quantized.codes import Codes, Kind, stack, unpack
-from tests.kernels.quantized.test_coded_product import weight_of
+from tests.kernels.quantized.test_wna16_gemm import weight_of
 from tests.kernels.support import (
     DEVICE,
     TOLERANCES,

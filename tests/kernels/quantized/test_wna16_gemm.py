@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from kernels import device
-from kernels.quantized.coded_product import coded_linear, reference
 from kernels.quantized.codes import BITS, Codes, Kind, expert, pack, stack, unpack
+from kernels.quantized.wna16_gemm import reference, wna16_linear
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn, take_path
 
 # Rows, columns, depth, inputs per scale: less than a tile, several, splits of the depth, runs of
@@ -131,13 +131,13 @@ def test_products(shape: tuple[int, int, int, int], kind: Kind, dtype: torch.dty
     codes, weight = weight_of(kind, columns, depth, group)
     x = randn(rows, depth + 16, dtype=dtype)[:, :depth]
     bias = randn(columns, dtype=dtype, seed=2) if rows != 3 else None
-    out = coded_linear(x, codes, bias)
+    out = wna16_linear(x, codes, bias)
     assert out.dtype == dtype
     expected = x.float() @ weight.t() + (0 if bias is None else bias.float())
     assert_close(out, expected)
     assert_close(out, reference(x, codes, bias))
     if rows in (1, 65):
-        assert_close(coded_linear(x, codes, bias, invariant=True), expected)
+        assert_close(wna16_linear(x, codes, bias, invariant=True), expected)
 
 
 @each_dtype
@@ -151,7 +151,7 @@ def test_shifts_and_blocks(
 ) -> None:
     codes, weight = weight_of(kind, 128, 256, 128, zeros=zeros, rows=block)
     x = randn(rows, 256, dtype=dtype)
-    assert_close(coded_linear(x, codes, None), x.float() @ weight.t())
+    assert_close(wna16_linear(x, codes, None), x.float() @ weight.t())
 
 
 @each_dtype
@@ -173,28 +173,28 @@ def test_scales_of_8_bits_and_factors(
     codes = pack(steps, "e2m1", scale, factor=factor)
     assert codes.scale.dtype == scale_type
     x = randn(rows, depth, dtype=dtype)
-    assert_close(coded_linear(x, codes, None), x.float() @ unpack(codes).t())
+    assert_close(wna16_linear(x, codes, None), x.float() @ unpack(codes).t())
 
 
 @each_kind
 def test_a_row_gets_the_same_bits_whatever_rows_there_are(kind: Kind) -> None:
     codes, _ = weight_of(kind, 72, 320, 64)
     x = randn(70, 320, dtype=torch.float16)
-    together = coded_linear(x, codes, None, invariant=True)
+    together = wna16_linear(x, codes, None, invariant=True)
     for rows in (slice(0, 1), slice(20, 37), slice(5, 70)):
-        assert torch.equal(coded_linear(x[rows], codes, None, invariant=True), together[rows])
+        assert torch.equal(wna16_linear(x[rows], codes, None, invariant=True), together[rows])
     # Of 2 to 16 rows, always: sums of parts have a fixed order.
-    few = coded_linear(x[3:19], codes, None)
-    assert torch.equal(coded_linear(x[4:6], codes, None), few[1:3])
+    few = wna16_linear(x[3:19], codes, None)
+    assert torch.equal(wna16_linear(x[4:6], codes, None), few[1:3])
 
 
 def test_the_depth_is_split_on_large_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, weight = weight_of("int4", 72, 576, 32)
     x = randn(3, 576, dtype=torch.float16)
     limits = replace(device.HOPPER, num_sms=1)
-    split = coded_linear(x, codes, None)
+    split = wna16_linear(x, codes, None)
     monkeypatch.setattr(device, "limits", lambda where: limits)
-    whole = coded_linear(x, codes, None)
+    whole = wna16_linear(x, codes, None)
     assert_close(whole, split)
     assert_close(whole, x.float() @ weight.t())
 
@@ -203,7 +203,7 @@ def test_a_value_that_is_not_finite_stays_in_its_row() -> None:
     codes, _ = weight_of("int4", 40, 576, 64)
     x = randn(5, 576, dtype=torch.float16)
     x[2, 3] = torch.nan
-    found = coded_linear(x, codes, None).isnan()
+    found = wna16_linear(x, codes, None).isnan()
     assert found[2].all()
     assert found.sum() == 40
 
@@ -211,21 +211,21 @@ def test_a_value_that_is_not_finite_stays_in_its_row() -> None:
 @pytest.mark.usefixtures("path")
 def test_no_rows() -> None:
     codes, _ = weight_of("int4", 8, 1024, 64)
-    assert coded_linear(randn(0, 1024, dtype=torch.float16), codes, None).shape == (0, 8)
+    assert wna16_linear(randn(0, 1024, dtype=torch.float16), codes, None).shape == (0, 8)
 
 
 def test_wrong_arguments_are_named() -> None:
     codes, _ = weight_of("int4", 8, 64, 32)
     x, bias = randn(2, 64, dtype=torch.float16), randn(8, dtype=torch.float16)
     with pytest.raises(ValueError, match="x: must be"):
-        coded_linear(x.float(), codes, None)
+        wna16_linear(x.float(), codes, None)
     with pytest.raises(ValueError, match="x: must have shape"):
-        coded_linear(x[:, :32], codes, None)
+        wna16_linear(x[:, :32], codes, None)
     with pytest.raises(ValueError, match="x: the last dimension must be contiguous"):
-        coded_linear(randn(64, 64, dtype=torch.float16).t(), codes, None)
+        wna16_linear(randn(64, 64, dtype=torch.float16).t(), codes, None)
     with pytest.raises(ValueError, match="weight: must be on"):
-        coded_linear(x, codes._replace(packed=codes.packed.to("meta")), None)
+        wna16_linear(x, codes._replace(packed=codes.packed.to("meta")), None)
     with pytest.raises(ValueError, match="bias: must have shape"):
-        coded_linear(x, codes, bias[:4])
+        wna16_linear(x, codes, bias[:4])
     with pytest.raises(ValueError, match="bias: must be"):
-        coded_linear(x, codes, bias.float())
+        wna16_linear(x, codes, bias.float())
