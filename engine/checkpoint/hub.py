@@ -86,7 +86,9 @@ def _folder_of_gguf(file: Path) -> Path:
 def _download_gguf(repository: str, kind: str, setting: str) -> Path:
     """Return the GGUF file, or the first part of it, whose name ends with `kind`."""
     if not re.fullmatch(r"[\w.-]+", kind):  # a pattern would fetch all that it matches
-        raise CheckpointError(f"{setting}: {kind!r} is no end of a file's name, as Q4_K_M is")
+        raise CheckpointError(
+            f"{setting}: {kind!r} is not the end of a GGUF file's name (for example Q4_K_M)"
+        )
     spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
     wanted = [f"*{each}{parts}.gguf" for each in spellings for parts in ("", _PARTS)]
     others = [] if _DYNAMIC in kind.upper() else [f"*{_DYNAMIC}*"]

@@ -87,11 +87,13 @@ def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
 
     Raises:
         ConfigError: the kernels of `device` do not serve as many sequences.
-        UnsupportedError: tokens cannot be guessed there.
+        UnsupportedError: speculative decoding is not supported there.
     """
     if config.speculative_config is not None:
         if device.type != "cpu":
-            raise UnsupportedError("speculative_config: tokens are guessed on a CPU alone so far")
+            raise UnsupportedError(
+                "speculative_config: speculative decoding is supported on CPU only; leave it out"
+            )
         if config.async_scheduling:
             raise ConfigError("async_scheduling: must be off with speculative_config")
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens

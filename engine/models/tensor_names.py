@@ -22,7 +22,7 @@ class TensorNames:
     Attributes:
         renamed: names of our modules, or parts of their paths, and the checkpoint's; where several
             match, the first counts.
-        prefixes: what the checkpoint has in place of our `model.`; the first that it uses counts.
+        prefixes: accepted prefixes in place of our `model.`; the first that matches counts.
         stacked: our linears that the checkpoint stores as we do: their projections in one tensor.
         qkv_heads: heads whose queries, keys and values such a `qkv_proj` has side by side; 0: it
             has all queries first, then all keys.

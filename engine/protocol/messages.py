@@ -140,7 +140,7 @@ class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
 
 
 class OutputDetails(msgspec.Struct, frozen=True, array_like=True):
-    """What a sequence has to tell beside new tokens; most outputs have nothing here."""
+    """Rare fields of a sequence's output beside new tokens; most outputs have none."""
 
     finish_reason: str | None = None  # "stop", "length", "abort"; None while it runs
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
@@ -290,7 +290,7 @@ class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     last: bool = False  # no other response of the request follows
     # Ask Triton whether the client cancelled: a round trip, so not with every response.
     check_cancelled: bool = False
-    number: int = 0  # to be told to the engine stub when the message arrives; 0: nothing to tell
+    number: int = 0  # sequence number to acknowledge to the engine stub; 0: none
     skip_special_tokens: bool = True
     outputs: list[str] = []  # as in `ResponseOptions`
     error_code: str | None = None  # as in `engine.errors`

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.fields import Fields
 from engine.layers.integer_weight import Int8Weight
-from engine.layers.stored_weight import CodedWeight, of_integers
+from engine.layers.stored_weight import WNA16Weight, of_integers
 from engine.quantization.format import Format, Stored, num_bytes_of_codes
 from kernels.quantized.codes import can_pack
 
@@ -52,7 +52,7 @@ class LlmInt8(Format):
     def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
         return num_bytes_of_codes(out_features, in_features, 8, in_features)
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> WNA16Weight:
         return of_integers(self._weight(tensors))
 
     def _weight(self, tensors: Mapping[str, Tensor]) -> Int8Weight:

@@ -18,7 +18,7 @@ from engine.checkpoint.tensor_files.headers import read_headers, where_missing
 from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields, parse_json_object
-from engine.layers.stored_weight import CodedWeight
+from engine.layers.stored_weight import WNA16Weight
 from engine.quantization.format import (
     Format,
     QuantizedCheckpoint,
@@ -98,11 +98,11 @@ class FourBit(Format):
         table = 16 * 4
         return table + num_bytes_of_codes(out_features, in_features, 4, self.block)
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> WNA16Weight | None:
         if self.shape[1] % self.block:
             return None  # a block is of two rows
         scale = self._scales(tensors).view(self.shape[0], -1)
-        return CodedWeight(self._steps(tensors), "table4", scale, table=tensors["weight.quant_map"])
+        return WNA16Weight(self._steps(tensors), "table4", scale, table=tensors["weight.quant_map"])
 
     def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the scales of blocks."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerKind
-from engine.layers.stored_weight import CodedWeight, in_groups
+from engine.layers.stored_weight import WNA16Weight, in_groups
 from engine.quantization.format import Format, Stored, num_bytes_of_codes, unpack
 from engine.quantization.fp8 import Fp8
 from engine.quantization.nvfp4 import Nvfp4
@@ -118,7 +118,7 @@ class PackedGroups(Format):
             out_features, in_features, self.bits, self.group_size or in_features, shift=shift
         )
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> WNA16Weight | None:
         steps, scales = self._steps(tensors).to(torch.uint8), tensors["weight_scale"]
         group = self._groups(tensors, steps.shape[1])
         return in_groups(steps, scales, -self._zeros(tensors) * scales, self.bits, group)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from engine.layers.experts import Experts
 from engine.layers.linear.linear import parameter
-from engine.layers.stored_weight import CodedWeight, Fp8Weight, stack_coded, stack_fp8
+from engine.layers.stored_weight import Fp8Weight, WNA16Weight, stack_fp8, stack_wna16
 from engine.models.tensor_names import ExpertTensors
 from engine.quantization.format import Format
 from engine.quantization.stored import StoredProjection
@@ -126,7 +126,7 @@ class QuantizedExperts(nn.Module):
         Raises:
             CheckpointError: a scale is not finite or 0, or an index is out of range.
         """
-        both: Iterable[Fp8Weight | CodedWeight | None]
+        both: Iterable[Fp8Weight | WNA16Weight | None]
         if self._layout == "gates and ups":
             both = map(_gates_first, self._part("gate_up_proj").each_for_gpu())
         else:
@@ -157,28 +157,28 @@ class QuantizedExperts(nn.Module):
         return plain
 
 
-def _codes(experts: Iterable[Fp8Weight | CodedWeight | None]) -> Codes | None:
+def _codes(experts: Iterable[Fp8Weight | WNA16Weight | None]) -> Codes | None:
     """Return the codes of all experts; None: there are none of one."""
     packed: list[Codes] = []
     for weight in experts:  # the weight of one at a time is not packed
-        if weight is None or (isinstance(weight, CodedWeight) and weight.order is not None):
+        if weight is None or (isinstance(weight, WNA16Weight) and weight.order is not None):
             return None
         packed.append(weight.packed())
     return stack(packed)
 
 
 def _stacked(
-    gate: Fp8Weight | CodedWeight | None, up: Fp8Weight | CodedWeight | None
-) -> Fp8Weight | CodedWeight | None:
+    gate: Fp8Weight | WNA16Weight | None, up: Fp8Weight | WNA16Weight | None
+) -> Fp8Weight | WNA16Weight | None:
     if isinstance(gate, Fp8Weight) and isinstance(up, Fp8Weight):
         return stack_fp8([gate, up])
-    if isinstance(gate, CodedWeight) and isinstance(up, CodedWeight):
-        return stack_coded([gate, up])
+    if isinstance(gate, WNA16Weight) and isinstance(up, WNA16Weight):
+        return stack_wna16([gate, up])
     return None
 
 
-def _gates_first(weight: Fp8Weight | CodedWeight | None) -> Fp8Weight | CodedWeight | None:
+def _gates_first(weight: Fp8Weight | WNA16Weight | None) -> Fp8Weight | WNA16Weight | None:
     """Return a weight whose rows, gates and ups, alternate, with all gates before the ups."""
-    if not isinstance(weight, CodedWeight) or len(weight.scale) < len(weight.steps):
+    if not isinstance(weight, WNA16Weight) or len(weight.scale) < len(weight.steps):
         return None  # scales of blocks of rows are of both
     return _stacked(*(weight.rows(slice(first, None, 2)) for first in range(2)))

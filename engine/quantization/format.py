@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.layers.integer_weight import IntegerKind, IntegerWeight
-from engine.layers.stored_weight import CodedWeight, Fp8Weight, of_integers
+from engine.layers.stored_weight import Fp8Weight, WNA16Weight, of_integers
 from kernels.quantized.codes import can_pack
 
 
@@ -77,7 +77,7 @@ class Format(Protocol):
         group = kind.group_size or in_features
         return num_bytes_of_codes(out_features, in_features, kind.bits, group, scale=4, shift=2)
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight | None:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | WNA16Weight | None:
         """Return the weight as it is stored, for products on a GPU; None: there are none of it.
 
         Raises:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.fields import Fields
-from engine.layers.stored_weight import CodedWeight, Fp8Weight, of_blocks
+from engine.layers.stored_weight import Fp8Weight, WNA16Weight, of_blocks
 from engine.quantization.format import Format, Stored
 from kernels.quantized.codes import can_pack
 
@@ -68,7 +68,7 @@ class Fp8(Format):
         scales = out_features // math.gcd(out_features, rows) * (in_features // columns)
         return out_features * in_features + 4 * (scales + (self.input_scale_name is not None))
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | WNA16Weight:
         weight, scale = tensors["weight"], tensors[self.scale_name]
         if self.block is not None:
             return of_blocks(weight, scale, self.block[0])

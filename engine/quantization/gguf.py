@@ -19,7 +19,7 @@ from engine.checkpoint.gguf.reader import GgufFile, block_size, read_gguf
 from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
-from engine.layers.stored_weight import CodedWeight, Fp8Weight
+from engine.layers.stored_weight import Fp8Weight, WNA16Weight
 from engine.quantization.format import (
     Format,
     QuantizedCheckpoint,
@@ -58,8 +58,8 @@ class GgufBlocks(Format):
         num_elements, num_bytes = block_size(self.type_name)
         if in_features % num_elements:
             raise UnsupportedError(
-                f"config.json: {in_features} inputs are no blocks of {num_elements} "
-                f"({self.type_name})"
+                f"config.json: in_features {in_features} is not a multiple of the block size "
+                f"{num_elements} of {self.type_name}"
             )
         return {"weight": Stored((out_features, in_features // num_elements * num_bytes), _BYTES)}
 
@@ -89,7 +89,7 @@ class GgufBlocks(Format):
             return num_bytes_of_codes(out_features, in_features, 4, group, scale=1)
         return Format.num_bytes_on_gpu(self, out_features, in_features)
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | CodedWeight | None:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> Fp8Weight | WNA16Weight | None:
         if self.type_name != _MXFP4:
             return Format.for_gpu(self, tensors)
         blocks = tensors["weight"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
-from engine.layers.stored_weight import CodedWeight, in_groups
+from engine.layers.stored_weight import WNA16Weight, in_groups
 from engine.quantization.format import Format, Stored, num_bytes_of_codes, unpack
 from kernels.quantized.codes import can_pack
 
@@ -73,7 +73,7 @@ class Gptq(Format):
         shift = self.bits // 4
         return order + num_bytes_of_codes(out_features, in_features, self.bits, group, shift=shift)
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight | None:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> WNA16Weight | None:
         scales = tensors["scales"]
         steps = unpack(tensors["qweight"], self.bits, 0).to(torch.uint8).t()
         offset = -self._zeros(tensors) * scales

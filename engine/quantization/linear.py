@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from engine.layers.integer_weight import IntegerKind, IntegerWeight, common_kind, stack
 from engine.layers.linear.linear import Linear, parameter
 from engine.layers.stored_weight import (
-    CodedWeight,
     Fp8Weight,
+    WNA16Weight,
     of_integers,
-    stack_coded,
     stack_fp8,
+    stack_wna16,
 )
 from engine.quantization.format import Format, num_bytes_of_codes
 from engine.quantization.stored import StoredProjection
@@ -139,7 +139,7 @@ class QuantizedLinear(nn.Module):
         group = kind.group_size or columns
         return num_bytes_of_codes(rows, columns, kind.bits, group, shift=2)
 
-    def for_gpu(self) -> Fp8Weight | CodedWeight | None:
+    def for_gpu(self) -> Fp8Weight | WNA16Weight | None:
         """Return the weight as it is stored, for products on a GPU; None: there are none of it.
 
         Raises:
@@ -147,10 +147,10 @@ class QuantizedLinear(nn.Module):
         """
         parts = [each.for_gpu() for each in self._parts().values()]
         in_fp8 = [part for part in parts if isinstance(part, Fp8Weight)]
-        coded = [part for part in parts if isinstance(part, CodedWeight)]
+        coded = [part for part in parts if isinstance(part, WNA16Weight)]
         if len(in_fp8) == len(parts):
             return stack_fp8(in_fp8)
-        stacked = stack_coded(coded) if len(coded) == len(parts) else None
+        stacked = stack_wna16(coded) if len(coded) == len(parts) else None
         if stacked is None and (integers := self.integers()) is not None:
             return of_integers(integers)  # of several kinds
         return stacked

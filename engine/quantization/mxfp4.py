@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.errors import UnsupportedError
 from engine.fields import Fields
-from engine.layers.stored_weight import CodedWeight
+from engine.layers.stored_weight import WNA16Weight
 from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
 from engine.quantization.format import Format, Stored, num_bytes_of_codes
 
@@ -57,11 +57,11 @@ class Mxfp4(Format):
     def num_bytes_on_gpu(self, out_features: int, in_features: int) -> int:
         return num_bytes_of_codes(out_features, in_features, 4, _BLOCK, scale=1)
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> WNA16Weight:
         return e2m1_weight(unpack_nibbles(tensors["blocks"]).flatten(1), tensors["scales"])
 
 
-def e2m1_weight(codes: Tensor, scales: Tensor) -> CodedWeight:
+def e2m1_weight(codes: Tensor, scales: Tensor) -> WNA16Weight:
     """Return the weight of codes, uint8 [N, K], with an exponent for 32 each, uint8 [N, K / 32].
 
     Raises:
@@ -70,7 +70,7 @@ def e2m1_weight(codes: Tensor, scales: Tensor) -> CodedWeight:
     # 2^-127 has no normal float32; what it is of is 0 beside any other weight, twice as well.
     exponents = _exponents(scales).clamp_min(1 - _EXPONENT_BIAS)
     scale = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents)
-    return CodedWeight(codes, "e2m1", scale)
+    return WNA16Weight(codes, "e2m1", scale)
 
 
 def _exponents(scales: Tensor) -> Tensor:

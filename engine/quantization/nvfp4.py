@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedError
-from engine.layers.stored_weight import CodedWeight
+from engine.layers.stored_weight import WNA16Weight
 from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
 from engine.quantization.format import Format, Stored, num_bytes_of_codes
 
@@ -66,10 +66,10 @@ class Nvfp4(Format):
         factors = 4 * out_features
         return factors + num_bytes_of_codes(out_features, in_features, 4, _BLOCK, scale=1)
 
-    def for_gpu(self, tensors: Mapping[str, Tensor]) -> CodedWeight:
+    def for_gpu(self, tensors: Mapping[str, Tensor]) -> WNA16Weight:
         steps, shared = unpack_nibbles(tensors[self.weight_name]), tensors[self.global_name]
         factor = (shared.reciprocal() if self.divides else shared).expand(len(steps))
-        return CodedWeight(steps, "e2m1", self._scales(tensors), factor=factor)
+        return WNA16Weight(steps, "e2m1", self._scales(tensors), factor=factor)
 
     def _scales(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the scales of blocks, float32 [N, blocks], without the one for all."""

@@ -123,8 +123,8 @@ class Quantized:
         formats = {part: fmt for part, fmt in found.items() if fmt is not None}
         if formats and len(formats) < len(found):
             raise UnsupportedError(
-                f"quantization_config: of {', '.join(found)} in {self._parent} all must be "
-                "quantised, or none"
+                f"quantization_config: {', '.join(found)} in {self._parent} are fused and "
+                "need one quantisation for all of them; quantise all or none"
             )
         return formats
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from engine.errors import CheckpointError
 from engine.layers.integer_weight import IntegerWeight
 from engine.layers.linear.linear import parameter
-from engine.layers.stored_weight import CodedWeight, Fp8Weight
+from engine.layers.stored_weight import Fp8Weight, WNA16Weight
 from engine.quantization.format import Format
 
 
@@ -94,7 +94,7 @@ class StoredProjection(nn.Module):
         except ValueError as error:
             raise CheckpointError(f"{self._path}.{error}") from None
 
-    def for_gpu(self) -> Fp8Weight | CodedWeight | None:
+    def for_gpu(self) -> Fp8Weight | WNA16Weight | None:
         """Return the weight as it is stored, for products on a GPU.
 
         Raises:
@@ -106,7 +106,7 @@ class StoredProjection(nn.Module):
         except ValueError as error:
             raise CheckpointError(f"{self._path}.{error}") from None
 
-    def each_for_gpu(self) -> Iterator[Fp8Weight | CodedWeight | None]:
+    def each_for_gpu(self) -> Iterator[Fp8Weight | WNA16Weight | None]:
         """Yield the same of each expert.
 
         Raises:

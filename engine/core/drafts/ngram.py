@@ -1,4 +1,4 @@
-"""NgramProposer: what followed the last tokens where they came before in the sequence."""
+"""NgramProposer: proposes what followed the latest match of the last tokens (prompt lookup)."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def followers(
 ) -> NDArray[np.int32]:
     """Return `num_tokens` tokens that followed the end of `token_ids` earlier on, or none.
 
-    The end is of `least` to `most` tokens, as many as have come before, and where they came last
-    counts. If that is so near that the sequence repeats itself, so do the followers.
+    The longest suffix of `least` to `most` tokens that occurred earlier is matched; its latest
+    occurrence counts. If the match overlaps the end, the tokens that follow it repeat.
     """
     end = len(token_ids)
     places = np.flatnonzero(token_ids[:-1] == token_ids[-1])  # of the last token, earlier on

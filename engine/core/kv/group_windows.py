@@ -40,11 +40,11 @@ class GroupWindows:
         self._max_step_tokens = max_step_tokens
 
     def first_seen(self, window: int | None, position: int) -> int:
-        """Return the first place whose block the token at `position` sees."""
+        """Return the first logical block that the token at `position` attends to."""
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
     def first_place(self, window: int | None, num_computed_tokens: int) -> int:
-        """Return the first place that is kept once so many tokens are computed."""
+        """Return the first logical block still inside the window after `num_computed_tokens`."""
         return self.first_seen(window, num_computed_tokens - _MOST_UNREAD)
 
     def most_blocks(self, window: int | None, num_tokens: int) -> int:

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 from engine.core.kv.block_pool import NULL_BLOCK
 
-# Of each group of layers, the blocks by place; the null block where there is none. Without any
-# block it is empty.
+# Block ids per KV group, indexed by logical block; NULL_BLOCK = freed or absent. A table without
+# any block is empty.
 Tables = list[list[int]]
 
 
 def num_places(tables: Tables) -> int:
-    """Return how many places have a block in every group."""
+    """Return the number of logical blocks that every group has."""
     return min(map(len, tables), default=0)
 
 
 def blocks_of(tables: Tables) -> Iterator[int]:
-    """Yield the blocks of all groups, by place in each."""
+    """Yield the block ids of all groups, in the order of the logical blocks."""
     return (block for table in tables for block in table if block != NULL_BLOCK)

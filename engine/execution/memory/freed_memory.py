@@ -1,4 +1,4 @@
-"""What the process has freed, and still holds."""
+"""Returns freed but cached memory to the operating system (malloc_trim)."""
 
 from __future__ import annotations
 

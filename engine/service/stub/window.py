@@ -1,11 +1,11 @@
-"""Window: how many messages may be on their way to the detokenizer."""
+"""Window: bounds the responses that are on their way to the detokenizer."""
 
 from __future__ import annotations
 
 import threading
 
 _SIZE = 64  # enough that the stage never waits for a message; it takes them in about 20 ms
-_REPORTED = 16  # every so manieth message
+_REPORTED = 16  # acknowledge every 16th message
 _LOST_S = 0.1  # after so long without news, what is under way counts as lost
 
 
@@ -22,10 +22,7 @@ class Window:
         self._num_sent = self._num_arrived = 0
 
     def enter(self) -> int:
-        """Wait until there is room; return the number of the message if its arrival is to be told.
-
-        It is 0 for the others.
-        """
+        """Wait until there is room; return the sequence number to acknowledge, or 0 for none."""
         with self._changed:
             if not self._changed.wait_for(self._has_room, _LOST_S):
                 self._num_arrived = self._num_sent
@@ -33,7 +30,7 @@ class Window:
             return 0 if self._num_sent % _REPORTED else self._num_sent
 
     def arrived(self, number: int) -> None:
-        """The message of this number has arrived."""
+        """Record that the message with this sequence number has arrived."""
         with self._changed:
             self._num_arrived = max(self._num_arrived, min(number, self._num_sent))
             self._changed.notify_all()

@@ -178,7 +178,7 @@ def test_a_gguf_file_of_a_repository(hub: Hub, gguf_parts: dict[str, bytes]) -> 
     hub.fetched.clear()
     answer = hub.resolve("owner/gguf:*", **cache)["owner/gguf:*"]
     assert (answer, hub.fetched) == (
-        "error: model: '*' is no end of a file's name, as Q4_K_M is",
+        "error: model: '*' is not the end of a GGUF file's name (for example Q4_K_M)",
         [],
     )
     answer = hub.resolve("owner/gguf:Q2_K", **cache)["owner/gguf:Q2_K"]

@@ -269,7 +269,7 @@ def test_experts_of_one_layer_are_quantised_all_or_none(tmp_path: Path) -> None:
     _, quantized = write_quantized("awq", tmp_path, architecture, **fields)
     ignored = {**FORMATS["awq"][0], "modules_to_not_convert": ["layers.1.mlp.experts.2"]}
     change_config(quantized, quantization_config=ignored)
-    with pytest.raises(UnsupportedError, match=r"experts\.2\.gate_proj.* all must be quantised"):
+    with pytest.raises(UnsupportedError, match=r"experts\.2\.gate_proj.* one quantisation for all"):
         PagedModel(quantized)
 
 
