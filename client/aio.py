@@ -46,8 +46,9 @@ class AsyncTridentClient:
         timeout: float | Timeout | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_S,
         retry: RetryPolicy | None = DEFAULT_RETRY,
+        proxy: bool = True,
     ) -> None:
-        to = connection(url, ssl, headers, connect_timeout)
+        to = connection(url, ssl, headers, connect_timeout, proxy=proxy)
         self._session = Session(to, Timeout.of(timeout), retry, model)
         self._transport = AsyncTransport(self._session)
 

@@ -44,6 +44,8 @@ class TridentClient:
         timeout: of requests that name none; see `generate`.
         connect_timeout: seconds that one attempt to connect may take.
         retry: how a request is tried again when the server is away or full; None: never.
+        proxy: whether to take the proxy of the environment (`grpc_proxy`, `https_proxy`,
+            `http_proxy`), which is never taken to a server on this machine.
 
     Raises:
         ConfigurationError: the address is none, a certificate cannot be read, a header cannot be
@@ -60,8 +62,9 @@ class TridentClient:
         timeout: float | Timeout | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_S,
         retry: RetryPolicy | None = DEFAULT_RETRY,
+        proxy: bool = True,
     ) -> None:
-        to = connection(url, ssl, headers, connect_timeout)
+        to = connection(url, ssl, headers, connect_timeout, proxy=proxy)
         self._session = Session(to, Timeout.of(timeout), retry, model)
         self._transport = Transport(self._session)
 

@@ -29,6 +29,12 @@ MAX_RECONNECT_DELAY_MS = 1_000
 _RESOLVERS = re.compile(r"(dns|unix|unix-abstract|ipv4|ipv6|vsock):")
 _HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@?#\[\]]+):(\d{1,5})")
 
+# This machine, in any of the forms above; no proxy is asked for it.
+_LOOPBACK = re.compile(
+    r"(?:(?:dns|ipv4|ipv6):/*)?(?:localhost|127(?:\.\d{1,3}){3}|0\.0\.0\.0|\[::1?\]):\d+",
+    re.IGNORECASE,
+)
+
 _HEADER_NAME = re.compile(r"[0-9a-z_.-]+")
 _HEADER_VALUE = re.compile(r"[ -~]*")
 
@@ -73,8 +79,14 @@ def connection(
     ssl: bool | SSLOptions,
     headers: Mapping[str, str],
     connect_timeout: float = CONNECT_TIMEOUT_S,
+    *,
+    proxy: bool = True,
 ) -> Connection:
     """Return what a client needs to connect.
+
+    Args:
+        proxy: whether to take the proxy that gRPC finds in the environment (`grpc_proxy`,
+            `https_proxy`, `http_proxy`), unless the server is on this machine.
 
     Raises:
         ConfigurationError: the address is none, a file cannot be read, a header cannot be sent, or
@@ -83,6 +95,8 @@ def connection(
     target, is_secure = address(url)
     chosen = SSLOptions() if ssl is True or (is_secure and not ssl) else ssl or None
     options = _options(chosen, _milliseconds(connect_timeout))
+    if not proxy or _LOOPBACK.fullmatch(target):
+        options = (*options, ("grpc.enable_http_proxy", 0))
     return Connection(target, _credentials(chosen), options, _headers(headers))
 
 

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Self
 from engine.launch import child
 from engine.launch.errors import ServerStartError, StageDiedError
 from engine.launch.ports import Endpoint, pick_free
+from engine.launch.readiness import responds
 from engine.launch.server import TritonServer
 
 OFF = "off"
@@ -26,7 +25,8 @@ _END_TIMEOUT_S = 2  # without waiting for answers
 _POLL_S = 0.05
 _TLS = "TRIDENT_TLS"  # and TRIDENT_TLS_CA ...: how clients speak with a server
 _API_KEY = "TRIDENT_API_KEY"  # its own option's variable, which no list of processes shows
-_COMMAND = (sys.executable, "-m", "client.cli", "gateway")
+# -P: no file of the working directory in place of a module.
+_COMMAND = (sys.executable, "-P", "-m", "client.cli", "gateway")
 
 
 class GatewayProcess:
@@ -81,7 +81,7 @@ class GatewayProcess:
             ServerStartError: it does not.
         """
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not _takes_requests(self._endpoint):
+        while not responds(self._endpoint, "/health/ready"):
             self.check_start()
             if time.monotonic() > deadline:
                 raise self._does_not_come_up()
@@ -193,11 +193,3 @@ def model_names(server: TritonServer) -> list[str]:
     """Return the names that clients may call the model by: the one it was given, and Triton's."""
     own = server.config.served_model_name or server.config.model
     return list(dict.fromkeys([own, server.model]))
-
-
-def _takes_requests(endpoint: Endpoint) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{endpoint.url}/health/ready", timeout=5) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False

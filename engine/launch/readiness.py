@@ -43,7 +43,7 @@ def answers(
     pages = [("http", "/v2/health/ready")]
     pages += [] if _loads_later(arguments) else [("http", f"/v2/models/{model}/ready")]
     pages += [("metrics", "/metrics")] if "metrics" in endpoints else []  # opened last
-    return all(_responds(endpoints[name], path) for name, path in pages)
+    return all(responds(endpoints[name], path) for name, path in pages)
 
 
 def _loads_later(arguments: Sequence[str]) -> bool:
@@ -51,7 +51,11 @@ def _loads_later(arguments: Sequence[str]) -> bool:
     return value_of(arguments, "--model-control-mode") == "explicit"
 
 
-def _responds(endpoint: Endpoint, path: str) -> bool:
+def responds(endpoint: Endpoint, path: str) -> bool:
+    """Return whether an HTTP service of this machine answers a GET of `path` well, asked directly.
+
+    No proxy is asked, whatever the environment says.
+    """
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=5)
     try:
         connection.request("GET", path)

@@ -17,7 +17,11 @@ from client.response import read_chunks
 
 _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _PER_CHANNEL = 128  # streams at once
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # it would be measured too
+)
 
 
 class GrpcConnector(Connector):

@@ -12,6 +12,9 @@ from typing import NamedTuple, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+# Opens addresses without a proxy, which would be measured too.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 _INTERVAL_S = 0.5
 _TIMEOUT_S = 5.0
 # In vLLM's names, which are Trident's too; without their prefix.
@@ -132,7 +135,7 @@ class Scraper:
     def _read(self) -> dict[str, float] | None:
         """Return the sums of what is wanted by name, without prefix; None if there is none now."""
         try:
-            with urllib.request.urlopen(self._url, timeout=_TIMEOUT_S) as response:
+            with DIRECT.open(self._url, timeout=_TIMEOUT_S) as response:
                 text = "\n".join(_LINES.findall(response.read().decode()))
             found: dict[str, float] = {}
             for family in text_string_to_metric_families(text):

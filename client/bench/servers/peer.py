@@ -20,6 +20,7 @@ import psutil
 
 from client.bench.errors import BenchError
 from client.bench.load.record import Target
+from client.bench.load.scrape import DIRECT
 from client.bench.servers.server import Running, Server, first_model
 from engine.launch.ports import pick_free
 from engine.launch.processes import uninterrupted
@@ -105,7 +106,7 @@ def _is_loaded(url: str, model: str) -> bool:
     body = json.dumps({"model": model, "prompt": "a", "max_tokens": 1}).encode()
     asked = urllib.request.Request(f"{url}/completions", body, {"content-type": "application/json"})
     try:
-        urllib.request.urlopen(asked, timeout=_START_TIMEOUT_S).close()
+        DIRECT.open(asked, timeout=_START_TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
         return error.code != 503  # llama.cpp's answer while it loads
     except OSError:

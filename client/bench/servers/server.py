@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from client.bench.errors import BenchError
 from client.bench.load.record import Target
+from client.bench.load.scrape import DIRECT
 from engine.bench.child import Child
 
 _TIMEOUT_S = 30.0
@@ -23,7 +24,7 @@ def first_model(url: str, key: str = "") -> str:
     """
     headers = {"authorization": f"Bearer {key}"} if key else {}
     asked = urllib.request.Request(f"{url}/models", headers=headers)
-    with urllib.request.urlopen(asked, timeout=_TIMEOUT_S) as response:
+    with DIRECT.open(asked, timeout=_TIMEOUT_S) as response:
         return str(json.load(response)["data"][0]["id"])
 
 

@@ -68,7 +68,9 @@ class ServerPool(Collector):
         """
         if not urls or len(set(urls)) < len(urls):
             raise ConfigurationError("triton_url: give one or several addresses, each once")
-        self._servers = [Server(url, connect(url, retry=None, **options)) for url in urls]
+        # A proxy is for what lies outside of the network that a gateway and its servers share.
+        own: dict[str, Any] = {"retry": None, "proxy": False, **options}
+        self._servers = [Server(url, connect(url, **own)) for url in urls]
         self._balance = balance or Balance()
         self._chance = chance or random.Random()
         self._checks: list[asyncio.Task[None]] = []
@@ -183,7 +185,7 @@ class ServerPool(Collector):
                         async for answer in answers:
                             if not has_begun:
                                 has_begun = True
-                                server.breaker.succeeded()
+                                server.succeeded()
                             yield answer
                 return
             except UnavailableError as error:

@@ -1,5 +1,6 @@
 """Server: one Triton server as the pool sees it."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,8 @@ from client.errors import QueueFullError, TridentClientError, UnavailableError
 from client.gateway.routing.breaker import CircuitBreaker
 from client.gateway.routing.prefixes import PrefixTree
 from client.protocol import Health
+
+log = logging.getLogger("trident.gateway")
 
 TREE_BLOCKS = 2**16  # 16 MiB of prompts, in 8 MiB of memory
 HEALTH_TIMEOUT_S = 2.0
@@ -23,6 +26,7 @@ class Server:
         self.tree = PrefixTree(TREE_BLOCKS)
         self.in_flight = 0  # requests of this process
         self._of_others = 0  # of other processes, when last heard of
+        self._problem: str | None = None  # the last that was logged; None: it is well
 
     @property
     def load(self) -> int:
@@ -43,7 +47,7 @@ class Server:
         except QueueFullError:
             raise  # it is well, and has much to do
         except UnavailableError as error:
-            self.breaker.failed()
+            self._failed(error)
             if not self.is_well:
                 self.tree.clear()  # what comes back has an empty cache
             raise self._told(error) from None
@@ -64,10 +68,10 @@ class Server:
         in_flight = self.in_flight
         try:
             health = await self.client.health(HEALTH_TIMEOUT_S)
-        except UnavailableError:
-            self._lost()
-        except TridentClientError:
-            self.breaker.failed()  # no answer in time: it may only be busy
+        except UnavailableError as error:
+            self._lost(str(error))
+        except TridentClientError as error:
+            self._failed(error)  # no answer in time: it may only be busy
         else:
             own = max(in_flight, self.in_flight)  # it may have had those before or those after
             self._of_others = max(health.num_in_flight - own, 0)
@@ -75,14 +79,37 @@ class Server:
 
     def _heard(self, health: Health) -> None:
         if health.is_ready:
-            self.breaker.succeeded()
+            self.succeeded()
         else:
-            self._lost()
+            self._lost(f"its engine is {health.state}: {health.detail}".removesuffix(": "))
+
+    def succeeded(self) -> None:
+        """Record an answer of the server."""
+        self.breaker.succeeded()
+        if self._problem is not None:
+            log.info("server %s takes requests again", self.url)
+            self._problem = None
+
+    def _failed(self, error: TridentClientError) -> None:
+        """Record that the server did not answer; after several times it counts as lost."""
+        self.breaker.failed()
+        if not self.is_well:
+            self._report(str(error), anew=False)
 
     def _told(self, error: UnavailableError) -> UnavailableError:
         """Return what those who ask the gateway are told: not where its servers are."""
         return type(error)(str(error).replace(f" at {self.url}", ""))
 
-    def _lost(self) -> None:
+    def _lost(self, problem: str) -> None:
         self.breaker.trip()
         self.tree.clear()
+        self._report(problem, anew=True)
+
+    def _report(self, problem: str, *, anew: bool) -> None:
+        """Log why requests do not go to the server, if they did, or if `anew` and the why is new.
+
+        Requests that fail in different ways would otherwise fill the log.
+        """
+        if self._problem is None or (anew and problem != self._problem):
+            log.warning("server %s is not used: %s", self.url, problem)
+            self._problem = problem
