@@ -41,6 +41,12 @@ def offences(source: str) -> Iterator[str]:
             case ast.keyword(arg=str(name), value=value) if name in KEYWORDS:
                 if not (isinstance(value, ast.Constant) and value.value is False):
                     yield name
+            case ast.List(elts=words) | ast.Tuple(elts=words):  # of a command
+                flags = {word.value for word in words if isinstance(word, ast.Constant)}
+                program = ast.unparse(words[0]) if words else ""
+                is_python = program == "sys.executable" or "python" in program
+                if is_python and flags & {"-m", "-c"} and not flags & {"-P", "-I"}:
+                    yield "Python that imports files of the working directory"
             case ast.Dict(keys=keys):  # of keyword arguments
                 constants = (key.value for key in keys if isinstance(key, ast.Constant))
                 yield from (name for name in constants if name in KEYWORDS)
@@ -67,6 +73,8 @@ def test_no_source_runs_code_of_others(path: Path) -> None:
         "AutoModel.from_pretrained(p, trust_remote_code=config.trust)",
         "AutoModel.from_pretrained(p, **{'trust_remote_code': True})",
         "subprocess.run(line, shell=True)",
+        "subprocess.run([sys.executable, '-m', 'engine'])",
+        "command = (python, '-c', 'import torch')",
     ],
 )
 def test_it_would_be_seen(source: str) -> None:
@@ -74,5 +82,8 @@ def test_it_would_be_seen(source: str) -> None:
 
 
 def test_harmless_is_left_alone() -> None:
-    source = "model.eval()\nAutoModel.from_pretrained(p, trust_remote_code=False)\nre.compile('a')"
+    source = (
+        "model.eval()\nAutoModel.from_pretrained(p, trust_remote_code=False)\nre.compile('a')\n"
+        "run([sys.executable, '-P', '-m', 'engine'])\nrun(['c++', '-c', source])"
+    )
     assert list(offences(source)) == []

@@ -103,7 +103,7 @@ def servers(options: Options, model: Path) -> tuple[list[Server], list[Server]]:
         if batching not in _BATCHINGS:
             raise BenchError(f"--baseline: {batching!r} is none of {', '.join(_BATCHINGS)}")
         peers[f"transformers, {batching}"] = [
-            *(sys.executable, "-m", "client.bench.servers.baseline"),
+            *(sys.executable, "-P", "-m", "client.bench.servers.baseline"),
             *("{model}", "--port", "{port}", "--batching", batching),
         ]
     return tridents, [peer(name, words, model) for name, words in peers.items()]

@@ -59,10 +59,8 @@ def server_environment(
     """
     environment = {name: value for name, value in base.items() if name not in _KEPT_BACK}
     # Stubs find site-packages through the first python3 on PATH, whatever VIRTUAL_ENV says.
-    environment["PATH"] = os.pathsep.join([str(interpreter_folder()), base.get("PATH", os.defpath)])
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join(
-        [*map(str, libraries), *filter(None, [base.get("LD_LIBRARY_PATH")])]
-    )
+    environment["PATH"] = _path(interpreter_folder(), after=base.get("PATH", os.defpath))
+    environment["LD_LIBRARY_PATH"] = _path(*libraries, after=base.get("LD_LIBRARY_PATH", ""))
     # glibc gives each of tritonserver's many threads an arena that never shrinks: its memory crept
     # up under mixed load by 30 MiB an hour, and is flat with two arenas.
     environment.setdefault("MALLOC_ARENA_MAX", "2")
@@ -71,6 +69,11 @@ def server_environment(
     if allocator := find_library("tcmalloc_minimal"):
         environment.setdefault("LD_PRELOAD", allocator)
     return {**environment, **settings, RUN_ID: run_id}
+
+
+def _path(*folders: Path, after: str) -> str:
+    """Return a list of `folders`, then those of `after`; an empty one is the working directory."""
+    return os.pathsep.join([*map(str, folders), *filter(None, after.split(os.pathsep))])
 
 
 def interpreter_folder(executable: Path = Path(sys.executable)) -> Path:

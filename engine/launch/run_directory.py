@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,6 +21,13 @@ from engine.launch.model_configs import ENSEMBLE
 _PREFIX = "trident-"
 _LOCK = "lock"
 _SHARED_MEMORY = Path("/dev/shm")
+# Python puts the working directory of a stub first on its path, whatever PYTHONSAFEPATH says, and
+# Triton's own modules are imported before any of ours: so a stub starts in an empty directory. Our
+# stages then change to tritonserver's (`engine.service.interpreter`), for relative paths.
+_START_STUB = """\
+#!/bin/sh
+cd {empty} && exec {stub} "$@"
+"""
 
 
 class RunDirectory:
@@ -73,18 +81,28 @@ class RunDirectory:
         return repository
 
     def add_backends(self, installation: Installation) -> Path:
-        """Return a backend directory whose Python backend has the running version's stub."""
-        if installation.backend_directory is not None:
-            return installation.backend_directory
+        """Return a backend directory with the backends of `installation`.
+
+        The stub of its Python backend is the running version's, and starts in an empty directory.
+        """
         backends = self.path / "backends"
-        shutil.copytree(
-            installation.python_backend,
-            backends / "python",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-        stub = backends / "python" / STUB
+        ours = backends / "python"
+        ours.mkdir(parents=True)
+        if installation.backend_directory is not None:  # of a release, which has others too
+            _link_content(installation.backend_directory, backends, but="python")
+        _link_content(installation.python_backend, ours, but=STUB)
+        folder, empty = self.path / "stub", self.path / "empty"
+        for made in (folder, empty):
+            made.mkdir()
+        stub = folder / STUB
         shutil.copyfile(installation.stubs[python_version()], stub)
-        stub.chmod(0o755)  # installers of wheels may drop the run bit
+        script = ours / STUB
+        script.write_text(
+            _START_STUB.format(empty=shlex.quote(str(empty)), stub=shlex.quote(str(stub))),
+            encoding="utf-8",
+        )
+        for program in (stub, script):
+            program.chmod(0o755)  # installers of wheels may drop the run bit
         return backends
 
     def remove(self) -> None:
@@ -110,6 +128,12 @@ def remove_stale() -> None:
             pass  # in use
         finally:
             os.close(lock)
+
+
+def _link_content(source: Path, target: Path, *, but: str) -> None:
+    for each in source.iterdir():
+        if each.name not in (but, "__pycache__"):
+            (target / each.name).symlink_to(each)
 
 
 def _remove(path: Path) -> None:

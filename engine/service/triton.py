@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from engine.config.engine_config import EngineConfig
 from engine.errors import RequestError, TridentError
+from engine.service import interpreter
 from engine.service.garbage import spare_startup_objects
 from engine.service.logs import configure_logging
 from engine.service.parameters import decode_parameters
@@ -46,6 +47,7 @@ class Stage:
             args: Triton's.
             repeated: outputs with few different values, whose tensors are kept.
         """
+        interpreter.adapt()
         configure_logging()
         end_with_parent()
         self.model, self.version = args["model_name"], args["model_version"]

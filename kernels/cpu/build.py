@@ -74,7 +74,7 @@ def _link(compiler: list[str], objects: list[Path], out: Path) -> None:
 
 def _try(library: Path) -> None:
     """Load the library in a separate process, since a process can load only one."""
-    _run([sys.executable, "-c", f"import torch; torch.ops.load_library({str(library)!r})"])
+    _run([sys.executable, "-P", "-c", f"import torch; torch.ops.load_library({str(library)!r})"])
 
 
 def _remove_others(path: Path, target: Target) -> None:

@@ -25,7 +25,8 @@ def random_checkpoint(size: str, console: Console) -> Path:
     if folder.is_dir():
         return folder
     unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-    command = [sys.executable, "-m", "engine.demo.random_checkpoint", size, str(unfinished)]
+    module = "engine.demo.random_checkpoint"
+    command = [sys.executable, "-P", "-m", module, size, str(unfinished)]
     try:
         with console.status(f"writing a random checkpoint to {folder}"):
             # In a separate process, so that this one does not import torch.

@@ -102,7 +102,8 @@ class Workers:
     async def _start(self, folder: Path) -> Process:
         host, port = self._address[:2]
         worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "client.gateway.processes.worker"),
+            # -P: no file of the working directory in place of a module.
+            *(sys.executable, "-P", "-m", "client.gateway.processes.worker"),
             *(host, str(port), str(folder)),
             stdin=PIPE,
             env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},

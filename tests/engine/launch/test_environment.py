@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import engine
 from engine.launch.environment import (
     RUN_ID,
     effective_config,
@@ -13,6 +14,7 @@ from engine.launch.environment import (
     settings_variables,
 )
 from engine.launch.errors import ServerStartError
+from engine.service.stub.environment import engine_environment
 from tests.engine.launch.installations import touch
 
 
@@ -74,6 +76,20 @@ def test_server_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "TRIDENT_SEED": "1",
         RUN_ID: "trident-x",
     }
+
+
+def test_server_environment_has_no_empty_folder_in_a_path() -> None:
+    base = {"PATH": ":/usr/bin:", "LD_LIBRARY_PATH": ":/mine"}
+    environment = server_environment(base, run_id="r", libraries=(), settings={})
+    assert environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+    assert environment["LD_LIBRARY_PATH"] == "/mine"
+
+
+def test_engine_environment_has_no_working_directory_in_a_path() -> None:
+    environment = engine_environment({"PYTHONPATH": ":/mine:", "A": "b"})
+    assert environment["PYTHONPATH"] == f"{Path(engine.__file__).parents[1]}:/mine"
+    assert environment["PYTHONSAFEPATH"] == "1"
+    assert environment["A"] == "b"
 
 
 def test_the_users_own_allocator_settings_stay() -> None:

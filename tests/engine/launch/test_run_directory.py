@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,9 @@ def test_backends_get_the_stub_with_its_run_bit(tmp_path: Path) -> None:
     wheel.stubs[python_version()].write_bytes(b"the right one")
     run = RunDirectory()
     backends = run.add_backends(wheel)
-    stub = backends / "python" / STUB
+    stub = run.path / "stub" / STUB
     assert stub.read_bytes() == b"the right one"
-    assert os.access(stub, os.X_OK)
+    assert all(os.access(each, os.X_OK) for each in (stub, backends / "python" / STUB))
     assert sorted(p.name for p in (backends / "python").iterdir()) == [
         "libtriton_python.so",
         STUB,
@@ -42,10 +43,27 @@ def test_backends_get_the_stub_with_its_run_bit(tmp_path: Path) -> None:
     run.remove()
 
 
-def test_own_backends_are_used_in_place(tmp_path: Path) -> None:
+def test_backends_of_a_release_are_all_there(tmp_path: Path) -> None:
     release = installation_of(from_release(make_release(tmp_path, python_version())))
+    touch(tmp_path / "backends" / "other" / "libtriton_other.so")
     run = RunDirectory()
-    assert run.add_backends(release) == tmp_path / "backends"
+    backends = run.add_backends(release)
+    assert (backends / "other" / "libtriton_other.so").is_file()
+    assert (backends / "python" / "libtriton_python.so").is_file()
+    run.remove()
+
+
+def test_stub_starts_with_its_arguments_in_an_empty_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "it's tmp"))
+    (tmp_path / "it's tmp").mkdir()
+    wheel = installation_of(from_wheel(make_wheel(tmp_path, (python_version(),))))
+    wheel.stubs[python_version()].write_bytes(b'#!/bin/sh\npwd; ls -A; echo "$0" "$@"\n')
+    run = RunDirectory()
+    stub = run.add_backends(wheel) / "python" / STUB
+    printed = subprocess.run([stub, "a b", "*"], capture_output=True, text=True, check=True).stdout
+    assert printed == f"{run.path / 'empty'}\n{run.path / 'stub' / STUB} a b *\n"
     run.remove()
 
 
