@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.errors import CheckpointError, UnsupportedError
+from engine.json_reader import parse_json
 
 T = TypeVar("T")
 
@@ -37,10 +38,7 @@ def parse_json_object(content: bytes, name: str) -> dict[str, Any]:
     Raises:
         CheckpointError: it is none; the text begins with `name`.
     """
-    try:
-        found = json.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{name}: is not valid JSON: {error}") from None
+    found = parse_json(content, name, CheckpointError)
     if not isinstance(found, dict):
         raise CheckpointError(f"{name}: must hold one JSON object")
     return found

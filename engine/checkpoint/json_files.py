@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from engine.checkpoint.lfs import unreadable
 from engine.errors import CheckpointError
+from engine.json_reader import parse_json
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -17,13 +17,12 @@ def read_object(path: Path) -> dict[str, Any]:
         CheckpointError: the file cannot be read, or is not one JSON object.
     """
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise unreadable(path, f"{path.name}: is not valid JSON: {error}") from None
+    fields = parse_json(content, path.name, lambda text: unreadable(path, text))
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path.name}: must hold one JSON object")
     return fields

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -41,6 +40,7 @@ from engine.config.setting_types import (
     ToolCallParser,
 )
 from engine.errors import ConfigError
+from engine.json_reader import parse_json
 from engine.text.sections.tags import AUTO, REASONING, TOOL_CALLS
 from engine.validation import unsupported
 from engine.validation.checks import describe
@@ -247,11 +247,10 @@ class EngineConfig(BaseModel):
                 misspelt.
         """
         try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
+            content = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{path.name}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ConfigError(f"{path.name}: is not valid JSON: {error}") from None
+        fields = parse_json(content, path.name, ConfigError)
         if not isinstance(fields, dict):
             raise ConfigError(f"{path.name}: must hold one JSON object")
         overrides = cls.overrides(environ)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from engine.config import null_device
 from engine.config.speculative_config import SpeculativeConfig
+from engine.json_reader import parse_json
 from engine.text.sections.tags import AUTO, NONE, REASONING, TOOL_CALLS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -59,12 +59,7 @@ Integer = Annotated[int, Field(lt=2**63), BeforeValidator(_without_letter)]
 
 def _parsed(value: Any) -> Any:
     """Return the object that a text is, as a variable or a flag gives it; else `value`."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not valid JSON: {error}") from None
+    return parse_json(value, "", ValueError) if isinstance(value, str) else value
 
 
 JsonObject = Annotated[dict[str, Any] | None, BeforeValidator(_parsed)]

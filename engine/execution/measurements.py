@@ -48,7 +48,7 @@ def remembered(subject: object, measure: Callable[[], T], kind: type[T]) -> T:
     if (found := entries.get(key)) is not None:
         try:
             return msgspec.json.decode(found, type=kind)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             log.warning("%s: not what it should be, measured again", path)
     others = _OthersTime()
     value = measure()
@@ -76,7 +76,7 @@ def _read(path: Path) -> dict[str, msgspec.Raw]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         log.warning("%s: cannot be read, measured again: %s", path, error)
         return {}
 

@@ -85,7 +85,7 @@ def _parse_json(line: str) -> LogLine:
         words = [record["event"], *(f"{name}={value}" for name, value in fields.items())]
         text = "\n".join(filter(None, [" ".join(words), exception]))
         return LogLine(record["level"][0], record["logger"], text)
-    except (ValueError, LookupError, AttributeError, TypeError):
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return LogLine("", "", line.strip())  # JSON of another source
 
 

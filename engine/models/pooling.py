@@ -6,12 +6,12 @@ attention that are made for embeddings, and all others where nothing is said.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.errors import CheckpointError
 from engine.fields import Fields, read_json_object
+from engine.json_reader import parse_json
 from engine.models.registry import DECODERS
 
 _MODULES = "modules.json"
@@ -65,10 +65,7 @@ def _problem(checkpoint: Path, modules: list[Fields]) -> str:
 
 
 def _modules(path: Path) -> list[Fields]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{_MODULES}: is not valid JSON: {error}") from None
+    found = parse_json(path.read_bytes(), _MODULES, CheckpointError)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise CheckpointError(f"{_MODULES}: must hold a list of objects")
     return [Fields(each, name=_MODULES) for each in found]

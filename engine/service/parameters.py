@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from engine.errors import RequestError
+from engine.json_reader import parse_json, parse_json_fields
 from engine.service.tensors import InputReader
 from engine.validation.limits import (
     MAX_SAMPLING_CHARACTERS,
@@ -52,14 +50,7 @@ def parse_sampling_parameters(text: str) -> dict[str, Any]:
         RequestError: it is no valid JSON object, or too large.
     """
     check_size("sampling_parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
-    try:
-        fields: dict[str, Any] = msgspec.json.decode(text, type=dict[str, Any])
-    except RecursionError:
-        raise RequestError("sampling_parameters: is nested too deeply") from None
-    except msgspec.ValidationError as error:
-        raise RequestError(f"sampling_parameters: must be a JSON object: {error}") from None
-    except (ValueError, UnicodeError) as error:
-        raise RequestError(f"sampling_parameters: is not valid JSON: {error}") from None
+    fields = parse_json_fields(text, "sampling_parameters", RequestError)
     check_size("sampling_parameters", len(fields), MAX_SAMPLING_FIELDS, "fields")
     return fields
 
@@ -71,10 +62,7 @@ def decode_parameters(text: str) -> dict[str, Any]:
         RequestError: they are too large, or not valid JSON.
     """
     check_size("request parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
-    try:
-        parameters: dict[str, Any] = json.loads(text or "{}")
-    except ValueError:
-        raise RequestError("the request parameters are not valid UTF-8") from None
+    parameters: dict[str, Any] = parse_json(text or "{}", "request parameters", RequestError)
     check_size("request parameters", len(parameters), MAX_SAMPLING_FIELDS, "fields")
     return parameters
 

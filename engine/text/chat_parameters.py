@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from engine.errors import RequestError, UnsupportedError
+from engine.json_reader import parse_json_fields
 from engine.validation.checks import member
 from engine.validation.limits import MAX_CHAT_CHARACTERS, check_size
 
@@ -116,12 +115,7 @@ def _mentions(template: str, name: str) -> bool:
 
 def _object(text: str) -> dict[str, Any]:
     check_size("chat_parameters", len(text), MAX_CHAT_CHARACTERS, "characters")
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
-    except RecursionError:
-        raise RequestError("chat_parameters: is nested too deeply") from None
-    except (ValueError, UnicodeError) as error:
-        raise RequestError(f"chat_parameters: must be a JSON object: {error}") from None
+    return parse_json_fields(text or "{}", "chat_parameters", RequestError)
 
 
 def _boolean(fields: dict[str, Any], name: str, default: bool) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn, TypedDict
+from typing import Any, TypedDict
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
+from engine.json_reader import parse_json
 from engine.text.chat_parameters import CACHE_MARK, ChatParameters, reasoning_switches
 from engine.text.plain_turns import plain_turns
 from engine.text.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ def parse_messages(text: str) -> list[dict[str, Any]]:
     Raises:
         RequestError, UnsupportedError: the text names the place, as `messages[1].content`.
     """
-    messages = _load_json(text, "messages")
+    messages = parse_json(text, "messages", RequestError, finite=True)
     if isinstance(messages, list):
         check_size("messages", len(messages), MAX_MESSAGES, "messages")
     return check_messages(messages)
@@ -208,7 +209,7 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}  # many servers write none like this
     elif isinstance(arguments, str):
-        arguments = _load_json(arguments, f"{place}.function.arguments")
+        arguments = parse_json(arguments, f"{place}.function.arguments", RequestError, finite=True)
     if not isinstance(arguments, dict):
         raise RequestError(f"{place}.function.arguments: must be an object or its JSON text")
     own = {name: value for name, value in function.items() if name != "parsed_arguments"}
@@ -232,20 +233,6 @@ def _check_text(message: dict[str, Any], place: str) -> None:
         raise RequestError(f"{place}: holds a lone surrogate, which is not valid Unicode") from None
     except (TypeError, ValueError, RecursionError):
         raise RequestError(f"{place}: holds a value that JSON cannot express") from None
-
-
-def _load_json(text: str, place: str) -> Any:
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise RequestError(f"{place}: is nested too deeply") from None
-    except ValueError as error:
-        raise RequestError(f"{place}: is not valid JSON: {error}") from None
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _kind(value: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from llguidance import LLMatcher
 
+from engine.json_reader import parse_json
 from engine.text.grammar.json_schema_references import (
     allow_any_of_exclusive,
     drop_unreachable,
@@ -64,12 +65,7 @@ def prepare_schema(text: str, *, strict: bool) -> dict[str, Any]:
         GrammarTextError: with a JSON pointer: it is no schema, or nothing finite can match it, or,
             if `strict`, it has something that would not be enforced.
     """
-    try:
-        schema = json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise GrammarTextError("#: is nested too deeply") from None
-    except ValueError as error:
-        raise GrammarTextError(f"#: is not valid JSON: {error}") from None
+    schema = parse_json(text, "#", GrammarTextError, finite=True)
     if isinstance(schema, bool):
         schema = {} if schema else {"anyOf": []}
     inner = list(places(schema))
@@ -203,10 +199,6 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from _strings(each)
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value")
 
 
 class _Finite:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from engine.errors import RequestError
+from engine.json_reader import parse_json
 from engine.text.grammar.spec import MAX_CHARACTERS, GrammarKind, GrammarSpec
 from engine.validation.checks import describe, member
 from engine.validation.limits import check_size
@@ -158,7 +159,7 @@ def _refuse_others(fields: Mapping[str, Any], known: set[str], field: str) -> No
 def _spec(kind: GrammarKind, content: Any, field: str, **options: Any) -> GrammarSpec:
     if kind == "choice":
         if isinstance(content, str):
-            content = _parsed(content, field)
+            content = parse_json(content, field, RequestError)
         if not isinstance(content, (list, tuple)) or not all(isinstance(x, str) for x in content):
             raise RequestError(f"{field}: must be a list of strings")
         text = json.dumps(list(content), ensure_ascii=False)
@@ -186,19 +187,10 @@ def _validated(fields: Mapping[str, Any], field: str) -> GrammarSpec:
 def _object(value: Any, field: str) -> dict[str, Any]:
     """Return `value`, an object or its JSON text: request parameters are scalars."""
     if isinstance(value, str):
-        value = _parsed(value, field)
+        value = parse_json(value, field, RequestError)
     if not isinstance(value, Mapping):
         raise RequestError(f"{field}: must be an object")
     return {str(name): each for name, each in value.items()}
-
-
-def _parsed(text: str, field: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise RequestError(f"{field}: is nested too deeply") from None
-    except ValueError as error:
-        raise RequestError(f"{field}: is not valid JSON: {error}") from None
 
 
 def _dumped(content: Any, field: str) -> str:

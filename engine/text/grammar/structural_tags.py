@@ -6,10 +6,10 @@ and later, a tree of `format`, of which the types in `_FIELDS` are there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from engine.json_reader import parse_json
 from engine.text.grammar.lark_writer import LarkWriter
 from engine.text.grammar.spec import GrammarTextError
 
@@ -59,10 +59,7 @@ class StructuralTags:
         Raises:
             GrammarTextError: it is wrong; the text names the place.
         """
-        try:
-            fields = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise GrammarTextError(f"is not valid JSON: {error}") from None
+        fields = parse_json(text, "", GrammarTextError)
         if isinstance(fields, Mapping) and "format" in fields:
             return self._node(fields["format"], "format", 0)
         if not isinstance(fields, Mapping) or not (fields.keys() >= {"structures", "triggers"}):
