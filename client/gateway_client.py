@@ -83,6 +83,8 @@ class GatewayClient:
                         has_begun = True
                         yield chunk
                 return
+            except (LookupError, TypeError, AttributeError):  # an event without what belongs to it
+                raise self._no_gateway() from None
             except UnavailableError:
                 delay = next(delays, None)
                 if has_begun or delay is None or delay > (deadline.left() or delay):
@@ -97,8 +99,10 @@ class GatewayClient:
             TridentClientError: the gateway could not be asked.
         """
         with closing(self._ask("GET", "/health/ready", None, _Deadline(timeout))) as answer:
-            found = json.loads(b"".join(answer))
-        return Health("ready", num_in_flight=found["num_in_flight"])
+            found = self._read(b"".join(answer))
+        if not isinstance(num_in_flight := found.get("num_in_flight"), int):
+            raise self._no_gateway()
+        return Health("ready", num_in_flight=num_in_flight)
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +123,7 @@ class GatewayClient:
                     continue
                 if line == b"data: [DONE]\n":
                     return
-                event = json.loads(line.removeprefix(b"data: "))
+                event = self._read(line.removeprefix(b"data: "))
                 if "error" in event:
                     raise from_openai(event["error"])
                 yield event
@@ -159,10 +163,23 @@ class GatewayClient:
                     f"the connection with {self._address.name} broke: {what}"
                 ) from None
 
+    def _read(self, content: bytes) -> dict[str, Any]:
+        """Return the object that a part of an answer is."""
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):  # no JSON, or nested too deeply
+            found = None
+        if not isinstance(found, dict):
+            raise self._no_gateway()
+        return found
+
+    def _no_gateway(self) -> ServerError:
+        return ServerError(f"{self._address.name}: the answer cannot be read: it may be no gateway")
+
     def _error(self, answer: HTTPResponse) -> TridentClientError:
         try:
             return from_openai(json.loads(answer.read())["error"])
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return ServerError(
                 f"{self._address.name} answers with HTTP status {answer.status}: "
                 "that may be no gateway"

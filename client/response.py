@@ -26,7 +26,10 @@ from client.protocol import (
 )
 from client.tensors import read_tensors
 
-_UNREADABLE = (ValueError, TypeError, LookupError, struct.error, msgspec.MsgspecError)
+_UNREADABLE = (
+    *(ValueError, TypeError, LookupError, struct.error, msgspec.MsgspecError),
+    RecursionError,  # nested too deeply
+)
 
 
 class _Entry(msgspec.Struct):
@@ -122,7 +125,7 @@ def read_health(response: service_pb2.ModelInferResponse) -> Iterator[Health]:
     for content in read_tensors(response).get("health", ()):
         try:
             yield msgspec.json.decode(content, type=Health)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise ServerError(f"health: the answer cannot be read: {error}") from None
 
 

@@ -89,7 +89,7 @@ class HttpConnector(Connector):
         for at, data in events(pieces):
             try:
                 event = read(at, json.loads(data))
-            except (ValueError, AttributeError, TypeError) as error:
+            except (ValueError, AttributeError, TypeError, RecursionError) as error:
                 raise RequestFailedError(f"an event cannot be read: {error}") from None
             if event.error:
                 error_text = f"the stream ends with an error: {event.error[:_WORDS]}"

@@ -137,7 +137,7 @@ def read_trace(path: Path, source: PromptSource) -> list[Session]:
     for number, text in enumerate(lines):
         try:
             line = decoder.decode(text)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise BenchError(f"--trace: {path}, line {number + 1}: {error}") from None
         if line.input_length < 1 or line.output_length < 1 or line.timestamp < 0:
             raise BenchError(f"--trace: {path}, line {number + 1}: lengths must be at least 1")

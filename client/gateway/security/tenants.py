@@ -130,7 +130,7 @@ def _read(file: Path) -> list[Tenant]:
         first = error.errors(include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise ConfigurationError(f"api_key_file: {file}: {place}: {first['msg']}") from None
-    except ValueError as error:  # no TOML, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or nested too deeply
         raise ConfigurationError(f"api_key_file: {file}: {error}") from None
     if not entries:
         raise ConfigurationError(f"api_key_file: {file}: has no keys")
