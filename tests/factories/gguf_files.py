@@ -258,9 +258,12 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab_size: int) -
 
 
 def _change(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """Set a field, or leave it out; a function makes the value of that which there is."""
     fields = writer.kv_data[0]
     name = next((name for name in fields if name.replace(".", "_") == key), key)
-    fields.pop(name, None)
+    old = fields.pop(name, None)
+    if callable(value):
+        value = value(old.value)
     if value is not None:
         kind = gguf.GGUFValueType.get_type(value)
         writer.add_key_value(name, value, kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ from engine.checkpoint.gguf.splits import mend_splits
 from engine.errors import CheckpointError
 from engine.fields import Fields
 
-_FILE = "tokenizer.json"
+_FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 # Pre-tokenizers of llama.cpp that come with a BOS token, if the file says nothing of it, and take a
 # word that is a token as it is: those of Llama 3 and of Mistral's Tekken.
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "tekken")
 # Types of tokens.
-_CONTROL, _USER_DEFINED = 3, 4
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4
+# Fields of tokens that are special in every text, whatever type the file gives them.
+_ALWAYS_SPECIAL = ("bos", "eos", "eot", "eom")
+# Fields of tokens that may be ordinary text, by what transformers calls them.
+_MAYBE_TEXT = {"pad_token": "padding", "unk_token": "unknown"}
 # Tokens of Phi-3 that do not take the spaces after them; its other special ones do.
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 
@@ -40,11 +45,20 @@ def write_tokenizer(folder: Path, header: GgufFile) -> None:
         tokenizer.save_pretrained(str(folder))
     except Exception as error:  # transformers raises anything
         raise CheckpointError(f"{header.path}: its tokenizer cannot be read: {error}") from None
-    content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    content, config = _read(folder / _FILE), _read(folder / _CONFIG)
+    if content["model"]["type"] != "BPE":
+        kind = header.metadata.get("tokenizer.ggml.model")
+        raise CheckpointError(f"{header.path}: its tokenizer of type {kind!r} is not supported")
     content["model"]["ignore_merges"] = is_of_whole_words
     mend_splits(content, header)
-    _mend_added_tokens(content, header)
-    (folder / _FILE).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    _mend_special_tokens(content, config, header)
+    for name, made in ((_FILE, content), (_CONFIG, config)):
+        (folder / name).write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return made
 
 
 def _check_special_tokens(header: GgufFile) -> None:
@@ -57,22 +71,60 @@ def _check_special_tokens(header: GgufFile) -> None:
                 raise fields.error(name, f"{token} is not one of the {num_tokens} tokens")
 
 
-def _mend_added_tokens(content: dict[str, Any], header: GgufFile) -> None:
-    """Let the added tokens be the file's.
+def _mend_special_tokens(content: dict[str, Any], config: dict[str, Any], header: GgufFile) -> None:
+    """Let the special and other added tokens be the file's, with the file's ids.
 
-    transformers adds those of the class that it builds, with new ids, and leaves out those with
-    letters that are not of the byte alphabet, such as DeepSeek's.
+    transformers adds those of the class that it builds, with new ids. Those with letters that are
+    not of the byte alphabet, such as DeepSeek's, it leaves out, or gives a new id where the file
+    names them.
+
+    Args:
+        content: of `tokenizer.json`.
+        config: of `tokenizer_config.json`.
     """
     fields = Fields(header.metadata, name=header.path.name)
     tokens = fields.texts("tokenizer.ggml.tokens") or []
-    types = fields.integers("tokenizer.ggml.token_type")
+    kinds = dict(enumerate(fields.integers("tokenizer.ggml.token_type")))
+    always = _named(fields, _ALWAYS_SPECIAL)
+    for name, field in _MAYBE_TEXT.items():
+        for token_id in _named(fields, [field]) - always:
+            if kinds.get(token_id) == _NORMAL:
+                config.pop(name, None)
+                _remove_added(content, tokens[token_id])
+    kinds |= dict.fromkeys(always, _CONTROL)
+    _mend_added_tokens(content, tokens, kinds, always)
+    if _is_phi3(header):
+        for token in content["added_tokens"]:
+            token["rstrip"] = token["special"] and token["content"] not in _PHI3_KEEPS_SPACES
+    ids = {tokens[token_id]: token_id for token_id in always}
+    for text, token in (content["post_processor"] or {}).get("special_tokens", {}).items():
+        token["ids"] = [ids[text]]  # that which begins or ends every prompt
+
+
+def _named(fields: Fields, names: Iterable[str]) -> set[int]:
+    """Return the ids that the file names as these tokens."""
+    keys = (f"tokenizer.ggml.{name}_token_id" for name in names)
+    ids = (fields.integer(key, default=None, minimum=0) for key in keys)
+    return {token_id for token_id in ids if token_id is not None}
+
+
+def _remove_added(content: dict[str, Any], text: str) -> None:
+    content["added_tokens"] = [each for each in content["added_tokens"] if each["content"] != text]
+
+
+def _mend_added_tokens(
+    content: dict[str, Any], tokens: Sequence[str], kinds: Mapping[int, int], always: set[int]
+) -> None:
+    """Add the tokens that are of the `kinds` that are added, or `always`."""
     vocab = content["model"]["vocab"]
     spelling = {token_id: token for token, token_id in vocab.items()}
     merged = {part for pair in content["model"]["merges"] for part in (*pair, "".join(pair))}
     added = {each["id"]: each for each in content["added_tokens"] if each["id"] < len(tokens)}
-    for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
-        spelled = spelling.get(token_id)
-        if kind not in (_CONTROL, _USER_DEFINED) or token_id in added or spelled in merged:
+    for token_id, token in enumerate(tokens):
+        kind, spelled = kinds.get(token_id), spelling.get(token_id)
+        if kind not in (_CONTROL, _USER_DEFINED) or token_id in added:
+            continue
+        if spelled in merged and token_id not in always:
             continue
         if spelled is not None and token not in vocab:
             del vocab[spelled]
@@ -84,9 +136,6 @@ def _mend_added_tokens(content: dict[str, Any], header: GgufFile) -> None:
             "normalized": False,
             **dict.fromkeys(("single_word", "lstrip", "rstrip"), False),
         }
-    if _is_phi3(header):
-        for token in added.values():
-            token["rstrip"] = token["special"] and token["content"] not in _PHI3_KEEPS_SPACES
     content["added_tokens"] = [added[token_id] for token_id in sorted(added)]
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import TokenType
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RustTokenizer
 
 from engine.checkpoint.gguf.names import GGUF
 from engine.checkpoint.gguf.reader import read_gguf
 from engine.checkpoint.gguf.tokenizer import write_tokenizer
+from engine.errors import CheckpointError
+from engine.fields import Fields
 from engine.text.tokenizer import Tokenizer
 from tests.factories.gguf_files import write_vocabulary
 from tests.factories.llama_cpp import download
@@ -202,6 +206,93 @@ def test_splits(
     for text in ("ied 4 ½ months, 1234 of them", "it's\n\n x += [12]\r\n  ", "Où\t今天天气 ..?!"):
         assert split(text) == expected(text)
     assert not caplog.records
+
+
+def tokens_of(file: Path) -> list[str]:
+    return Fields(read_gguf(file).metadata, name=file.name).texts("tokenizer.ggml.tokens") or []
+
+
+NAMED = ("bos", "eos", "eot", "eom")
+IN_BYTES = "<|{}|>"
+BEYOND_BYTES = (
+    "<\uff5c{}▁of▁sentence\uff5c>"  # DeepSeek's; some letters are not of the byte alphabet
+)
+
+
+def named_tokens(
+    tokenizer: Any, text: str, kind: TokenType, names: Sequence[str] = NAMED
+) -> tuple[dict[str, int], dict[str, Any]]:
+    """Add a token for each field of `names`; return their ids, and the changes of a GGUF file."""
+    texts = [text.format(name) for name in names]
+    tokenizer.add_tokens([AddedToken(each, normalized=False, special=True) for each in texts])
+    ids = dict(zip(names, tokenizer.convert_tokens_to_ids(texts), strict=True))
+
+    def with_kind(kinds: list[int]) -> list[int]:
+        return [kind if i in ids.values() else each for i, each in enumerate(kinds)]
+
+    fields = {f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()}
+    return ids, {"tokenizer.ggml.token_type": with_kind, **fields}
+
+
+@pytest.mark.parametrize("kind", [TokenType.CONTROL, TokenType.NORMAL, TokenType.UNUSED])
+@pytest.mark.parametrize(
+    ("pre", "text"),
+    [
+        (None, IN_BYTES),  # a vocabulary of SentencePiece
+        ("gpt-2", IN_BYTES),
+        *((pre, BEYOND_BYTES) for pre in (None, "gpt-2", "llama-bpe", "deepseek-coder", "qwen2")),
+    ],
+)
+def test_special_tokens_of_any_text_and_type_keep_their_ids(
+    pre: str | None, text: str, kind: TokenType, tmp_path: Path
+) -> None:
+    plain = byte_level_tokenizer() if pre else byte_fallback_tokenizer()
+    ids, changes = named_tokens(plain, text, kind)
+    changes["tokenizer.ggml.add_bos_token"] = True
+    if pre:
+        changes["tokenizer.ggml.pre"] = pre
+    tokenizer = converted(tmp_path, plain, **changes)
+    theirs = Tokenizer.from_pretrained(tmp_path / "plain")
+    for name, token_id in ids.items():
+        written = text.format(name)
+        assert tokenizer.encode(written, add_special_tokens=False) == [token_id]
+        assert tokenizer.decode([token_id], False) == theirs.decode([token_id], False)
+    assert tokenizer.special_ids >= set(ids.values())
+    assert tokenizer.hf_tokenizer.bos_token_id == ids["bos"]
+    assert tokenizer.eos_token_id == ids["eos"]
+    assert tokenizer.encode("the") == [ids["bos"], *theirs.encode("the", add_special_tokens=False)]
+    assert tokenizer.vocab_size == len(tokens_of(tmp_path / "vocabulary.gguf"))
+
+
+@pytest.mark.parametrize("name", ["padding", "unknown"])
+@pytest.mark.parametrize("text", [IN_BYTES, BEYOND_BYTES])
+def test_padding_with_a_token_of_text_leaves_it_text(name: str, text: str, tmp_path: Path) -> None:
+    plain = byte_level_tokenizer()
+    ids, changes = named_tokens(plain, text, TokenType.NORMAL, [name])
+    tokenizer = converted(tmp_path, plain, **changes)
+    assert ids[name] not in tokenizer.special_ids
+    assert tokenizer.vocab_size == len(tokens_of(tmp_path / "vocabulary.gguf"))
+    assert tokenizer.decode([*ids.values()]) == text.format(name)
+
+
+def test_vocabulary_of_another_kind_is_refused(tmp_path: Path) -> None:
+    changes = {"tokenizer.ggml.model": "t5"}
+    with pytest.raises(CheckpointError, match="its tokenizer of type 't5' is not supported"):
+        converted(tmp_path, byte_fallback_tokenizer(), **changes)
+
+
+@pytest.mark.large
+def test_special_tokens_of_llama_cpp_keep_their_ids(vocabularies: Path, tmp_path: Path) -> None:
+    for file in sorted(vocabularies.glob("*.gguf")):
+        fields, tokens = read_gguf(file).metadata, tokens_of(file)
+        if fields["tokenizer.ggml.model"] not in ("gpt2", "llama"):
+            continue
+        tokenizer = read(tmp_path / file.stem, file)
+        for name in (name for name in fields if name.endswith("_token_id")):
+            token_id = fields[name]
+            assert tokenizer.encode(tokens[token_id], add_special_tokens=False) == [token_id], name
+        assert max(tokenizer.encode("the"), default=0) < len(tokens)
+        assert tokenizer.vocab_size == len(tokens)
 
 
 @pytest.mark.parametrize("pre", ["kimi-k9", "default", None])
