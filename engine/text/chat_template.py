@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from contextlib import suppress
+from typing import Any, NoReturn, TypedDict
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
 from engine.json_reader import parse_json
 from engine.text.chat_parameters import CACHE_MARK, ChatParameters, reasoning_switches
-from engine.text.plain_turns import plain_turns
+from engine.text.content_forms import in_forms
+from engine.text.plain_turns import (
+    alternating_turns,
+    plain_turns,
+    short_call_ids,
+    system_said_by_user,
+)
 from engine.text.tokenizer import Tokenizer
 from engine.validation.checks import member
 from engine.validation.limits import MAX_MESSAGES, check_size
@@ -23,6 +31,7 @@ _REPEATED = {
     "thinking_blocks": "reasoning_content",
     "reasoning_details": "reasoning_content",
 }
+_MARK = re.compile(r"trident\d+mark")
 _PART_TEXTS = {"text": "text", "refusal": "refusal"}  # fields of texts, by type of part
 
 
@@ -67,16 +76,15 @@ def render_text(
 ) -> str:
     """Return the prompt that the checkpoint's chat template makes of `messages`.
 
-    Where the template refuses several calls in a turn, or reasoning beside their content, the calls
-    follow one another, and the content the reasoning.
+    What the template refuses, or leaves out, is put as it takes it: several calls of a turn follow
+    one another, and content the reasoning; turns alternate, and calls have short ids.
 
     Raises:
         UnsupportedError: the template has no place for what `parameters` give it.
-        RequestError: there is no template, or it refuses the messages.
+        RequestError: there is no template, or it refuses the messages, or leaves out what one
+            of them says.
         CheckpointError: the template itself is broken.
     """
-    from jinja2 import TemplateError, TemplateSyntaxError  # only chats need it
-
     if not tokenizer.has_chat_template:
         raise RequestError("messages: the model has no chat template; send text instead")
     parameters.check_template(tokenizer.chat_template_text)
@@ -84,10 +92,83 @@ def render_text(
     if parameters.continue_final_message and "tool_calls" in last and not last["content"]:
         raise RequestError("continue_final_message: the last message has no content")
     try:
-        prompt: str = tokenizer.hf_tokenizer.apply_chat_template(
-            messages,
+        return _complete_prompt(tokenizer, messages, parameters)
+    except RequestError as error:
+        refusal = error
+    alternating = alternating_turns(messages)
+    for plainer in (
+        plain_turns(messages),
+        short_call_ids(messages),
+        alternating,
+        plain_turns(alternating),
+    ):
+        if plainer != messages:
+            with suppress(RequestError):
+                return _complete_prompt(tokenizer, plainer, parameters)
+    raise refusal
+
+
+def _complete_prompt(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], parameters: ChatParameters
+) -> str:
+    """Return the prompt, if it shows what each message says.
+
+    Raises:
+        RequestError: the template refuses the messages, or leaves one out.
+    """
+    prompt = _prompt(tokenizer, messages, parameters)
+    left_out = _left_out(tokenizer, messages, parameters)
+    if not left_out:
+        return prompt
+    if left_out == [0] and (said := system_said_by_user(messages)) != messages:
+        return _complete_prompt(tokenizer, said, parameters)
+    index = left_out[0]
+    raise RequestError(
+        f"messages[{index}].content: the model's chat template leaves it out; it has no place here "
+        f"for a message of the role {messages[index]['role'][:40]!r}"
+    )
+
+
+def _left_out(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], parameters: ChatParameters
+) -> list[int]:
+    """Return the indices of messages whose content the template does not show.
+
+    Found out by rendering marks in place of the contents: the template may cut or rewrite a text
+    that it shows. What the model says beside a call is not looked for; many templates drop it.
+    """
+    marks = {
+        index: f"trident{index}mark"
+        for index, message in enumerate(messages)
+        if message["content"].strip() and "tool_calls" not in message
+    }
+    marked = [
+        {**message, "content": marks.get(index, message["content"])}
+        for index, message in enumerate(messages)
+    ]
+    try:
+        prompt = _prompt(tokenizer, marked, parameters)
+    except RequestError:
+        return []  # it looks into the contents
+    shown = set(_MARK.findall(prompt))
+    return [index for index, mark in marks.items() if mark not in shown]
+
+
+def _prompt(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], parameters: ChatParameters
+) -> str:
+    """Return what the chat template makes of `messages` just as they are.
+
+    Raises:
+        RequestError: the template refuses them, or fails on them.
+        CheckpointError: the template itself is broken.
+    """
+    from jinja2 import TemplateError, TemplateSyntaxError  # only chats need it
+
+    try:
+        return tokenizer.apply_chat_template(
+            in_forms(messages, tokenizer.content_forms),
             tools=[dict(tool) for tool in parameters.tools] or None,
-            tokenize=False,
             add_generation_prompt=parameters.add_generation_prompt,
             continue_final_message=parameters.continue_final_message,
             **parameters.chat_template_kwargs,
@@ -95,13 +176,9 @@ def render_text(
     except TemplateSyntaxError as error:
         raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
     except TemplateError as error:
-        plainer = plain_turns(messages)
-        if plainer != messages:
-            return render_text(tokenizer, plainer, parameters)
         raise RequestError(f"messages: the chat template refuses them: {error}") from None
     except Exception:  # the template works on the client's data and may fail in any way
         raise RequestError("messages: the chat template cannot render them") from None
-    return prompt
 
 
 def render(

@@ -7,12 +7,13 @@ import json
 import string
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.checkpoint.json_files import read_object
 from engine.errors import CheckpointError, RequestError, TridentError
+from engine.text.content_forms import ContentForm, find_content_forms
 
 _JSON_FILES = (
     "tokenizer.json",
@@ -129,9 +130,25 @@ class Tokenizer:
     def with_chat_template(self, template: str) -> Tokenizer:
         """Return this tokenizer with `template` in place of all its chat templates."""
         other = copy(self)
+        other.__dict__.pop("content_forms", None)
         other.hf_tokenizer = copy(self.hf_tokenizer)
         other.hf_tokenizer.chat_template = template
         return other
+
+    def apply_chat_template(self, messages: Sequence[dict[str, Any]], **arguments: Any) -> str:
+        """Return the prompt that the chat template makes; it may raise anything.
+
+        Args:
+            messages: their contents are in the forms of `content_forms`.
+            arguments: of `apply_chat_template` of transformers.
+        """
+        prompt: str = self.hf_tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+        return prompt
+
+    @cached_property
+    def content_forms(self) -> dict[str, ContentForm]:
+        """The form that the chat template takes the content of messages in, by role."""
+        return find_content_forms(self.apply_chat_template)
 
     def encode(
         self, text: str, add_special_tokens: bool = True, *, field: str = "prompt"

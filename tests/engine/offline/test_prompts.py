@@ -101,7 +101,7 @@ def test_the_end_of_a_conversation(llm: LLM, options: dict[str, Any], prompt: st
 
 
 def test_a_template_of_the_callers_own(llm: LLM) -> None:
-    (output,) = llm.chat(STARTED, GREEDY, False, chat_template="Q: {{ messages[0].content }}")
+    (output,) = llm.chat(QUESTION, GREEDY, False, chat_template="Q: {{ messages[0].content }}")
     assert output.prompt == "Q: Hi"
     assert "Q: " not in (llm.chat(STARTED, GREEDY, False)[0].prompt or "")
 

@@ -49,9 +49,10 @@ def test_a_template_in_place_of_the_checkpoints(
 
 
 def test_a_template_that_refuses_a_conversation_may_take_others(checkpoint: Path) -> None:
-    template = "{% if messages | length < 2 %}{{ raise_exception('too short') }}{% endif %}x"
+    template = "{% if messages | length < 2 %}{{ raise_exception('too short') }}{% endif %}"
+    template += "{% for message in messages %}{{ message.content }}{% endfor %}"
     tokenizer = load_tokenizer(EngineConfig.parse({"chat_template": template}), checkpoint)
-    assert render_text(tokenizer, [*MESSAGES, {"role": "assistant", "content": "y"}]) == "x"
+    assert render_text(tokenizer, [*MESSAGES, {"role": "assistant", "content": "y"}]) == "xy"
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ def _without_template(folder: Path) -> Path:
     return save_tokenizer(tokenizer, folder)
 
 
-@pytest.mark.parametrize("template", ["Q: {{ messages[0].content }}", {"default": "Q: x"}])
+@pytest.mark.parametrize(
+    "template", ["Q: {{ messages[0].content }}", {"default": "Q: {{ messages[0].content }}"}]
+)
 def test_the_template_of_a_processor(template: object, tmp_path: Path) -> None:
     file = _without_template(tmp_path) / "chat_template.json"
     assert not Tokenizer.from_pretrained(tmp_path).has_chat_template

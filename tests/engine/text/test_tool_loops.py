@@ -1,14 +1,17 @@
 """The second turn of a tool loop: answers that call tools, sent back to the chat template."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.errors import RequestError
 from engine.text.chat_parameters import ChatParameters
 from engine.text.chat_template import check_messages, render_text
-from engine.text.plain_turns import plain_turns
+from engine.text.plain_turns import alternating_turns, plain_turns
 from engine.text.tokenizer import Tokenizer
 from tests.factories.llama_cpp import download
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -96,6 +99,142 @@ def test_calls_follow_one_another_where_a_template_takes_one(
     assert prompt == f"<user>hi<assistant>{rendered}<user>hi"
     plain = plain_turns(messages)
     assert plain_turns(plain) == plain
+
+
+# As those of Mistral Small 3.2 and Nemo; Ministral 3's takes any id, and no empty answer.
+STRICT_TURNS = (
+    "{% set counted = namespace(n=0) %}{% for m in messages %}"
+    "{% if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
+    "{% if (m.role == 'user') != (counted.n % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}{% set counted.n = counted.n + 1 %}{% endif %}{% endfor %}"
+)
+SHOWN_TURNS = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}"
+    "{% if m.role == 'assistant' and not m.content and not m.tool_calls %}"
+    "{{ raise_exception('empty') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls %}(CHECK{{ c.function.name }}){% endfor %}"
+    "{% if m.role == 'tool' %}RESULT{% endif %}{% endfor %}"
+)
+NINE = "{{ raise_exception('nine') if not ID is defined or ID | length != 9 }}{{ ID }} "
+MISTRAL = STRICT_TURNS + SHOWN_TURNS.replace("CHECK", NINE.replace("ID", "c.id")).replace(
+    "RESULT", "(" + NINE.replace("ID", "m.tool_call_id") + ")"
+)
+MINISTRAL = STRICT_TURNS + SHOWN_TURNS.replace("CHECK", "").replace("RESULT", "")
+
+
+def said(role: str, content: str | None, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def calls(*ids: str | None) -> dict[str, Any]:
+    made = [{"type": "function", "function": {"name": "f", "arguments": "{}"}} for _ in ids]
+    named = [{**call, "id": i} if i else call for call, i in zip(made, ids, strict=True)]
+    return said("assistant", None, tool_calls=named)
+
+
+def result(content: str, call_id: str | None) -> dict[str, Any]:
+    return said("tool", content, tool_call_id=call_id)
+
+
+@pytest.mark.parametrize(
+    ("messages", "prompt"),
+    [
+        (
+            [said("user", "a"), calls("toolu_1"), result("3", "toolu_1"), said("user", "b")],
+            "[user]a[assistant](f)[tool]3[assistant]Understood.[user]b",
+        ),
+        (
+            [said("user", "a"), calls("x", "y"), result("1", "y"), result("2", "x")],
+            "[user]a[assistant](f)(f)[tool]1[tool]2",
+        ),
+        (
+            [said("user", "a"), calls("x"), said("user", "b"), said("user", "c")],
+            "[user]a[assistant](f)[assistant]Understood.[user]b\n\nc",
+        ),
+        (
+            [said("system", "s"), said("system", "t"), said("user", "a"), said("user", "b")],
+            "[system]s\n\nt[user]a\n\nb",
+        ),
+        (
+            [said("user", "a"), said("assistant", "b"), calls("x"), result("3", "x")],
+            "[user]a[assistant]b[assistant](f)[tool]3",
+        ),
+        (
+            [
+                said("user", "a"),
+                *(said("assistant", "b"), calls("x"), result("3", "x"), said("assistant", "c")),
+            ],
+            "[user]a[assistant]b(f)[tool]3[assistant]c",
+        ),
+        (
+            [said("user", "a"), said("assistant", "b"), said("assistant", "c"), said("user", "d")],
+            "[user]a[assistant]b\n\nc[user]d",
+        ),
+    ],
+)
+def test_turns_alternate_where_a_template_wants_it(
+    messages: list[dict[str, Any]], prompt: str
+) -> None:
+    checked = check_messages(messages)
+    assert render_text(tokenizer_with(MINISTRAL), checked) == prompt
+    assert re.sub(r"\(\w{9} \)|\w{9} ", "", render_text(tokenizer_with(MISTRAL), checked)) == prompt
+
+
+@pytest.mark.parametrize(
+    ("ids", "result_ids", "answers"),
+    [
+        (["call_NdqJ8xEG9D8OKfDf"], ["call_NdqJ8xEG9D8OKfDf"], [0]),
+        (["toolu_01A09q90qw90lq917835lq9"], ["toolu_01A09q90qw90lq917835lq9"], [0]),
+        (["a", "b"], ["b", "a"], [1, 0]),
+        ([None, None], [None, None], [0, 1]),
+        (["a", "b"], [None, "a"], [1, 0]),
+    ],
+)
+def test_ids_of_calls_are_nine_letters_where_a_template_wants_it(
+    ids: list[str | None], result_ids: list[str | None], answers: list[int]
+) -> None:
+    turn = [said("user", "a"), calls(*ids), *(result("3", i) for i in result_ids)]
+    tokenizer = tokenizer_with(MISTRAL)
+    prompt = render_text(tokenizer, check_messages(turn))
+    found = re.findall(r"\((\w{9}) ", prompt)
+    called, answered = found[: len(ids)], found[len(ids) :]
+    assert len(set(called)) == len(ids)
+    assert answered == [called[i] for i in answers]
+    longer = [*turn, said("assistant", "b"), said("user", "c"), calls("z"), result("4", "z")]
+    assert render_text(tokenizer, check_messages(longer)).startswith(prompt)
+
+
+def test_ids_that_a_template_takes_stay() -> None:
+    turn = [said("user", "a"), calls(ID), result("3", ID), said("user", "b")]
+    prompt = render_text(tokenizer_with(MISTRAL), check_messages(turn))
+    assert re.findall(r"\((\w{9}) ", prompt) == [ID, ID]
+
+
+_TURNS = st.lists(
+    st.one_of(
+        st.just([said("user", "u")]),
+        st.just([said("assistant", "a")]),
+        st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=3, unique=True).map(
+            lambda ids: [calls(*ids), *(result("r", i) for i in ids)]
+        ),
+    )
+)
+
+
+@given(turns=_TURNS)
+def test_any_conversation_that_a_user_begins_is_taken(turns: list[list[dict[str, Any]]]) -> None:
+    messages = check_messages([said("user", "u"), *(each for turn in turns for each in turn)])
+    made = alternating_turns(messages)
+    assert alternating_turns(made) == made
+    prompt = render_text(_MISTRAL, messages)
+    words = [word for word in re.findall(r"\](\w+)", prompt) if word != "Understood"]
+    asked = [m["content"] for m in messages if m["content"]]
+    assert sum(map(len, words)) == len(asked) - prompt.count("\n\n")
+
+
+_MISTRAL = tokenizer_with(MISTRAL)
 
 
 def test_other_refusals_stay() -> None:
