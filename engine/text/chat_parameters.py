@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from engine.errors import RequestError, UnsupportedError
@@ -96,6 +99,56 @@ class ChatParameters:
                     f"{_variable(name)}: not supported by this model: its chat template "
                     "has no such variable"
                 )
+
+
+def spelled_out(
+    tools: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], ...]]:
+    """Yield checked `tools` with ever more of what some chat templates read of each.
+
+    First an empty description, and an object without properties, where these are missing; then
+    the same of each parameter, and types in the plainest form; then defaults as JSON texts. The
+    last two are left out if a schema is nested too deeply.
+    """
+    yield tuple(_with_fields(tool, lambda schema: schema) for tool in tools)
+    with suppress(RecursionError):
+        yield tuple(_with_fields(tool, _plain_schema) for tool in tools)
+        yield tuple(_with_fields(tool, partial(_plain_schema, has_texts=True)) for tool in tools)
+
+
+def _with_fields(tool: Mapping[str, Any], plain: Callable[[Any], Any]) -> dict[str, Any]:
+    given = tool["function"]
+    function = {"name": given["name"], "description": "", "parameters": {}, **given}
+    parameters = {"type": "object", "properties": {}, **function["parameters"]}
+    if isinstance(parameters["properties"], dict):
+        properties = parameters["properties"].items()
+        parameters["properties"] = {name: plain(schema) for name, schema in properties}
+    return {**tool, "function": {**function, "parameters": parameters}}
+
+
+def _plain_schema(schema: Any, *, has_texts: bool = False) -> Any:
+    """Return a JSON schema that says the same as `schema`.
+
+    It has a description, one type or `anyOf`, and `additionalProperties` of objects; if `has_texts`
+    the default is the JSON text of it.
+    """
+    plain = partial(_plain_schema, has_texts=has_texts)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        return schema
+    made = {"description": "", **schema}
+    if isinstance(made.get("type"), list) and "anyOf" not in made:
+        made["anyOf"] = [{"type": each} for each in made.pop("type")]
+    if made.get("type") == "object":
+        made.setdefault("additionalProperties", {})
+    if isinstance(made.get("properties"), dict):
+        made["properties"] = {name: plain(each) for name, each in made["properties"].items()}
+    if isinstance(made.get("items"), dict):
+        made["items"] = plain(made["items"])
+    if has_texts and not isinstance(made.get("default", ""), str):
+        made["default"] = json.dumps(made["default"], ensure_ascii=False)
+    return made
 
 
 def reasoning_switches(template: str) -> list[str]:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NoReturn, TypedDict
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
 from engine.json_reader import parse_json
-from engine.text.chat_parameters import CACHE_MARK, ChatParameters, reasoning_switches
-from engine.text.content_forms import in_forms
+from engine.text.chat_parameters import (
+    CACHE_MARK,
+    ChatParameters,
+    reasoning_switches,
+    spelled_out,
+)
+from engine.text.content_forms import TOOL, in_forms
 from engine.text.plain_turns import (
     alternating_turns,
     plain_turns,
@@ -31,6 +37,8 @@ _REPEATED = {
     "thinking_blocks": "reasoning_content",
     "reasoning_details": "reasoning_content",
 }
+_MAX_PROBLEM = 300  # characters of what a template says
+_PLAIN = [{"role": "user", "content": "a"}]
 _MARK = re.compile(r"trident\d+mark")
 _PART_TEXTS = {"text": "text", "refusal": "refusal"}  # fields of texts, by type of part
 
@@ -77,12 +85,13 @@ def render_text(
     """Return the prompt that the checkpoint's chat template makes of `messages`.
 
     What the template refuses, or leaves out, is put as it takes it: several calls of a turn follow
-    one another, and content the reasoning; turns alternate, and calls have short ids.
+    one another, and content the reasoning; turns alternate, and calls have short ids; tools have
+    the fields that the template reads.
 
     Raises:
         UnsupportedError: the template has no place for what `parameters` give it.
-        RequestError: there is no template, or it refuses the messages, or leaves out what one
-            of them says.
+        RequestError: there is no template, or it refuses the messages or the tools, or leaves out
+            what a message says.
         CheckpointError: the template itself is broken.
     """
     if not tokenizer.has_chat_template:
@@ -95,6 +104,12 @@ def render_text(
         return _complete_prompt(tokenizer, messages, parameters)
     except RequestError as error:
         refusal = error
+    usable = _usable_parameters(tokenizer, parameters)
+    if usable is not parameters:
+        try:
+            return _complete_prompt(tokenizer, messages, usable)
+        except RequestError as error:
+            refusal = error
     alternating = alternating_turns(messages)
     for plainer in (
         plain_turns(messages),
@@ -104,7 +119,7 @@ def render_text(
     ):
         if plainer != messages:
             with suppress(RequestError):
-                return _complete_prompt(tokenizer, plainer, parameters)
+                return _complete_prompt(tokenizer, plainer, usable)
     raise refusal
 
 
@@ -179,6 +194,47 @@ def _prompt(
         raise RequestError(f"messages: the chat template refuses them: {error}") from None
     except Exception:  # the template works on the client's data and may fail in any way
         raise RequestError("messages: the chat template cannot render them") from None
+
+
+def _usable_parameters(tokenizer: Tokenizer, parameters: ChatParameters) -> ChatParameters:
+    """Return `parameters` with tools that the chat template can render beside a plain message.
+
+    Raises:
+        RequestError: the text names the tool, or the variable, that it cannot render.
+    """
+
+    def failure(tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
+        try:
+            tokenizer.apply_chat_template(
+                in_forms(_PLAIN, tokenizer.content_forms),
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=True,
+                **kwargs,
+            )
+        except Exception as error:  # the template may fail in any way
+            return f"{type(error).__name__}: {error}"[:_MAX_PROBLEM]
+        return ""
+
+    tools, kwargs = parameters.tools, parameters.chat_template_kwargs
+    plain = [TOOL] if tools else []
+    if not failure(plain, {}):
+        for name, value in kwargs.items():
+            if problem := failure(plain, {name: value}):
+                place = member("chat_template_kwargs", name)
+                raise RequestError(f"{place}: the chat template cannot render it: {problem}")
+    elif not failure([], kwargs):
+        raise RequestError(f"tools: the chat template renders none: {failure(plain, kwargs)}")
+    if failure(plain, kwargs):  # it takes no plain message
+        return parameters
+    for made in (tools, *spelled_out(tools)):
+        if not failure(made, kwargs):
+            return parameters if made is tools else replace(parameters, tools=made)
+    first, end = 0, len(made)
+    while end - first > 1:
+        middle = (first + end) // 2
+        first, end = (first, middle) if failure(made[first:middle], kwargs) else (middle, end)
+    problem = failure(made[first:end], kwargs)
+    raise RequestError(f"tools[{first}]: the chat template cannot render it: {problem}")
 
 
 def render(

@@ -138,3 +138,146 @@ def test_what_is_no_object_is_refused(text: str) -> None:
 )
 def test_variables_that_control_reasoning_are_found(template: str, switches: list[str]) -> None:
     assert reasoning_switches(template) == switches
+
+
+# What published templates read of tools, each failing where it is missing.
+GPT_OSS = (
+    "{% for t in tools %}// {{ '' + t.function.description }}\ntype {{ t.function.name }} = "
+    "{% for name, p in (t.function.parameters.properties or {}).items() %}{{ name }}"
+    "{% if p.enum and p.default is defined %} // default: {{ '' + p.default }}{% endif %}"
+    "{% endfor %}\n{% endfor %}"
+)
+SEED_OSS = (
+    "{% for t in tools %}def {{ t.function.name }}("
+    "{% for name, p in t.function.parameters.properties.items() %}{{ name }}: {{ p.type }}"
+    "{% endfor %})\n{% endfor %}"
+)
+COMMAND_R7B = (
+    "{% for t in tools %}{{ t.function.name }} {{ t.function.description }} "
+    "{{ t.function.parameters | tojson }}\n{% endfor %}"
+)
+HERMES = (
+    "{% macro of(type) %}{% if type in ['integer', 'string', 'object', 'array'] %}{{ type }}"
+    "{% elif type is iterable %}Union[{% for each in type %}{{ of(each) }},{% endfor %}]"
+    "{% else %}Any{% endif %}{% endmacro %}"
+    "{% for t in tools %}{{ t.function.name + ' - ' + t.function.description }}("
+    "{% for name, p in t.function.parameters.properties | items %}{{ name }}: {{ of(p.type) }} "
+    "{{ p.description | trim }}{% endfor %}) {{ t.function.parameters | tojson }}\n{% endfor %}"
+)
+COMMAND_R = (
+    "{% macro of(p) %}{% if p.type == 'object' %}Dict[{{ '' + (p.additionalProperties | string) }}]"
+    "{% if p.additionalProperties is not defined %}{{ p.additionalProperties.type }}{% endif %}"
+    "{% else %}{{ p.type }}{% endif %}{% endmacro %}"
+    "{% for t in tools %}{{ t.function.name + t.function.description }}("
+    "{% for name, p in t.function.parameters.properties.items() %}{{ name }}: {{ of(p) }} "
+    "{{ '' + p.description }}{% endfor %})\n{% endfor %}"
+)
+TAKING_TOOLS = {
+    "gpt-oss": GPT_OSS,
+    "Seed-OSS": SEED_OSS,
+    "Command R7B": COMMAND_R7B,
+    "Hermes": HERMES,
+    "Command R": COMMAND_R,
+}
+
+
+def taking_tools(template: str) -> Tokenizer:
+    hf_tokenizer = byte_level_tokenizer()
+    hf_tokenizer.chat_template = template + CHAT_TEMPLATE
+    return Tokenizer(hf_tokenizer)
+
+
+def function(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def parameters(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+FULL = function(
+    "full",
+    description="All there is.",
+    parameters=parameters(x={"type": "integer", "description": "one"}),
+)
+
+
+@pytest.mark.parametrize("model", TAKING_TOOLS)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"description": "d"},
+        {"parameters": parameters(x={"type": "integer"})},
+        {"parameters": {}},
+        {"description": "d", "parameters": {"type": "object"}},
+        {"description": "d", "parameters": {"properties": {"x": {"type": "integer"}}}},
+        {"parameters": parameters(x={"type": ["integer", "null"]}, y=True, z={})},
+        {"parameters": parameters(x={"type": "object"}, y={"enum": [1, 2], "default": 1})},
+        {"parameters": parameters(x={"type": "array", "items": {"type": ["string", "null"]}})},
+    ],
+)
+def test_tools_with_little_said_are_rendered(model: str, given: dict[str, Any]) -> None:
+    tools = parse(tools=[FULL, function("bare", **given)])
+    prompt = render_text(taking_tools(TAKING_TOOLS[model]), [USER], tools)
+    assert "full" in prompt
+    assert "bare" in prompt
+    assert given.get("description", "") in prompt
+
+
+def test_neutral_fields_of_tools_are_those_of_a_tool_that_says_nothing() -> None:
+    tokenizer = taking_tools(COMMAND_R7B)
+    bare, neutral = (
+        render_text(tokenizer, [USER], parse(tools=[tool]))
+        for tool in (function("f"), function("f", description="", parameters=parameters()))
+    )
+    assert bare == neutral
+    assert bare.startswith('f  {"type": "object", "properties": {}}\n')
+
+
+def test_tools_that_a_template_renders_stay_as_they_are(tokenizer: Tokenizer) -> None:
+    bare = function("f", parameters={"x": {"type": ["integer", "null"]}})
+    prompt = render_text(tokenizer, [USER], parse(tools=[bare]))
+    assert json.loads(prompt.partition("<|user|>")[0]) == [bare]
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_tool_that_a_template_cannot_render_is_named(index: int) -> None:
+    wrong = function("wrong", parameters=parameters(x={"type": "null", "enum": 5}))
+    others = [function(f"f{i}") for i in range(4)]
+    tokenizer = taking_tools(GPT_OSS.replace("p.enum", "(p.enum or []) | list"))
+    with pytest.raises(RequestError, match=rf"^tools\[{index}\]: the chat template cannot render"):
+        render_text(tokenizer, [USER], parse(tools=[*others[:index], wrong, *others[index:]]))
+
+
+def test_templates_that_render_no_tool_blame_the_tools() -> None:
+    tokenizer = taking_tools("{% if tools %}{{ raise_exception('No tools') }}{% endif %}")
+    with pytest.raises(RequestError, match=r"^tools: the chat template renders none: .*No tools$"):
+        render_text(tokenizer, [USER], parse(tools=[FULL]))
+
+
+def test_message_that_a_template_refuses_is_blamed_beside_any_tool() -> None:
+    banned = {"role": "banned", "content": "x"}
+    for tool in (FULL, function("bare")):
+        with pytest.raises(RequestError, match=r"^messages: .*No banned role, please$"):
+            render_text(taking_tools(GPT_OSS), [banned], parse(tools=[tool]))
+
+
+def test_variable_that_a_template_cannot_render_is_named() -> None:
+    tokenizer = taking_tools("{{ 'Reasoning: ' + (reasoning_effort or 'low') }}")
+    given = parse(chat_template_kwargs={"reasoning_effort": 5})
+    with pytest.raises(RequestError, match=r"^chat_template_kwargs\.reasoning_effort: the chat"):
+        render_text(tokenizer, [USER], given)
+
+
+@pytest.mark.parametrize("depth", [50, 400])
+def test_deep_schema_is_refused_by_name(depth: int) -> None:
+    schema: dict[str, Any] = {"type": ["integer", "null"]}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    given = parse(tools=[function("f", parameters=parameters(x=schema))])
+    tokenizer = taking_tools(
+        "{% for x in tools[0].function.parameters.properties.values() %}{{ x.y.z }}{% endfor %}"
+    )
+    with pytest.raises(RequestError, match=r"^tools\[0\]: "):
+        render_text(tokenizer, [USER], given)
