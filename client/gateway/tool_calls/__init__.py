@@ -1,7 +1,7 @@
 """Calls of tools: what a model writes read as OpenAI's deltas, and enforced by grammar."""
 
 from client.gateway.tool_calls.choice import ToolChoice
-from client.gateway.tool_calls.format import Function, Node, Parsed, ToolCall, ToolCallFormat
+from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.formats import FORMATS
 from client.gateway.tool_calls.stream import (
     AnswerDelta,
@@ -19,10 +19,8 @@ __all__ = [
     "ContentDelta",
     "Function",
     "Node",
-    "Parsed",
     "Part",
     "ReasoningDelta",
-    "ToolCall",
     "ToolCallDelta",
     "ToolCallFormat",
     "ToolChoice",

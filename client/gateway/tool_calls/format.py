@@ -5,56 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from client.gateway.tool_calls.parameters import Parameter, parameters_of
+from client.gateway.tool_calls.section_text import SectionText, Steps
 
 Node = Mapping[str, Any]  # of the format of a structural tag; see `grammar.py`
-Notes = dict[Any, Any]  # what is known of a section's text, by place
-
-
-class ToolCall(NamedTuple):
-    """A call, as far as its text goes.
-
-    Attributes:
-        name: of the function, whole.
-        arguments: JSON text as the model wrote it. Whether it is valid is for the client to check,
-            as with OpenAI; where a grammar enforces it, it is.
-        is_complete: whether the arguments have ended.
-    """
-
-    name: str
-    arguments: str
-    is_complete: bool
-
-
-class SectionText(NamedTuple):
-    """A section of an answer as far as it goes.
-
-    Attributes:
-        text: all of it so far.
-        tag: what opened it.
-        is_closed: whether it has been ended, so that the text is whole.
-        notes: taken while less of it was there, so that what has been read of a long value is not
-            read again with each piece.
-    """
-
-    text: str
-    tag: str
-    is_closed: bool
-    notes: Notes
-
-
-class Parsed(NamedTuple):
-    """What a text is known to be. What cannot be told yet is in neither.
-
-    Attributes:
-        calls: in order.
-        content: text that calls nothing.
-    """
-
-    calls: tuple[ToolCall, ...] = ()
-    content: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,15 +59,17 @@ class ToolCallFormat(Protocol):
     text: Node | None = None
     before_text: Node | None = None
 
-    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
-        """Return the calls in a section.
+    def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
+        """Read the calls in a section, up to what is none: that is held, or comes next.
 
-        What is returned for a text is the beginning of what is returned for each longer one: the
-        calls, the arguments of the last of them, the content.
+        What is found does not depend on how the text was cut, and the work is linear in its length.
 
         Args:
-            section: as far as it goes.
+            text: of the section.
             functions: by name.
+
+        Raises:
+            EndOfTextError: the section has ended.
         """
 
     def call(self, function: Function) -> Node:

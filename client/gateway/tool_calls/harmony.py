@@ -6,18 +6,19 @@ import re
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import (
-    Function,
-    Node,
-    Parsed,
+from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
+from client.gateway.tool_calls.partial_json import value
+from client.gateway.tool_calls.section_text import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    EndOfTextError,
     SectionText,
-    ToolCall,
-    ToolCallFormat,
+    Steps,
 )
-from client.gateway.tool_calls.json_calls import rest_of
-from client.gateway.tool_calls.partial_json import skip_space, value_end
 
 _RECIPIENT = re.compile(r" to=(?:functions\.)?([^\s<]+)")
+_CODE = re.compile(r".*", re.DOTALL)
 _MESSAGE: Node = {  # text without the tokens of headers, in which a call may be begun
     **grammar.ANY_TEXT,
     "excludes": ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"],
@@ -49,20 +50,26 @@ class Harmony(ToolCallFormat):
     before_text = _BEFORE_ANSWER
     new_id = staticmethod(grammar.openai_id)
 
-    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
+    def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
         """See `ToolCallFormat`."""
-        text, is_closed = section.text, section.is_closed
-        recipient = _RECIPIENT.search(section.tag)
+        recipient = _RECIPIENT.search(text.tag)
         if recipient is None:
-            return Parsed(content=text)
-        start = skip_space(text, 0)
-        if start == len(text):
-            return Parsed((ToolCall(recipient[1], "{}", True),) if is_closed else ())
-        if text[start] != "{":  # code for a tool of its own
-            return Parsed((ToolCall(recipient[1], text[start:], is_closed),))
-        end = value_end(text, start, section.notes)
-        call = ToolCall(recipient[1], text[start:end], end is not None)
-        return Parsed((call,), rest_of(text, end) if is_closed else "")
+            return
+        try:
+            first = yield from text.skip()
+        except EndOfTextError:
+            if not text.is_closed:
+                raise
+            first = ""
+        yield CallStart(recipient[1])
+        if not first:
+            yield CallArguments("{}")
+        # What is no object is code for a tool of the model's own.
+        for piece in value(text) if first == "{" else text.run(_CODE):
+            yield None if piece is None else CallArguments(piece)
+        if first == "{" or text.is_closed:
+            yield CallEnd()
+        text.hold()
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""

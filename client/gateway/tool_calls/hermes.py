@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, SectionText, ToolCallFormat
-from client.gateway.tool_calls.json_calls import read_calls, tagged
+from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
+from client.gateway.tool_calls.json_calls import read_calls
+from client.gateway.tool_calls.section_text import SectionText, Steps
 
 
 class Hermes(ToolCallFormat):
@@ -18,9 +19,9 @@ class Hermes(ToolCallFormat):
     trigger = "<tool_call>"
     new_id = staticmethod(grammar.openai_id)
 
-    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
+    def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
         """See `ToolCallFormat`."""
-        return tagged(section, *read_calls(section.text, section.notes))
+        return read_calls(text)
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""

@@ -3,106 +3,151 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
-from client.gateway.tool_calls.format import Notes, Parsed, SectionText, ToolCall
-from client.gateway.tool_calls.partial_json import (
-    PartialObject,
-    Value,
-    decode_string,
-    skip_space,
+from client.gateway.tool_calls.partial_json import string, value
+from client.gateway.tool_calls.section_text import (
+    MAX_MEMBERS,
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Pieces,
+    SectionText,
+    Steps,
+    joined,
+    skipped,
 )
 
 _ARGUMENTS = ("arguments", "parameters")
 _OTHERS = ("type", "id")
-_EMPTY = Value("{}", True)
 _BETWEEN = re.compile(r"[\s,;]*")
 
 
-class JsonCalls(NamedTuple):
-    """The calls at the start of a text.
+class _NoCallError(Exception):
+    """An object is no call."""
 
-    Attributes:
-        calls: in order.
-        end: index after them; None if more of them may come.
+
+def _any(_: str) -> bool:
+    return True
+
+
+def read_calls(text: SectionText, may_be_first: Callable[[str], bool] = _any) -> Steps[None]:
+    """Read one object, several one after another, or a list of them.
+
+    Args:
+        text: where they begin.
+        may_be_first: whether the first may be of a function with this name.
     """
-
-    calls: tuple[ToolCall, ...]
-    end: int | None
-
-
-def read_calls(text: str, notes: Notes) -> JsonCalls:
-    """Read one object, several one after another, or a list of them."""
-    calls: list[ToolCall] = []
-    place = skip_space(text, 0)
-    if text[place : place + 1] == "[":
-        place = skip_space(text, place + 1)
-    while place < len(text):
-        if text[place] != "{":
-            return JsonCalls(tuple(calls), place)
-        call, end = read_call(text, place, notes)
-        calls += [] if call is None else [call]
-        if end is None or call is None or not call.is_complete:
-            return JsonCalls(tuple(calls), end)
-        between = _BETWEEN.match(text, end)
-        assert between is not None
-        place = between.end()
-    return JsonCalls(tuple(calls), None)
+    if (yield from text.skip()) == "[":
+        text.take(1)
+        yield from text.skip()
+    may_be = may_be_first
+    while (yield from text.peek()) == "{":
+        try:
+            yield from _call(text, may_be)
+        except _NoCallError:
+            return
+        may_be = _any
+        text.hold()
+        yield from text.skip(_BETWEEN)
+        text.hold()
 
 
-def read_call(text: str, start: int, notes: Notes) -> tuple[ToolCall | None, int | None]:
-    """Read the object at `start`; return the call, if it is one, and the index after the object.
+def _call(text: SectionText, may_be: Callable[[str], bool]) -> Steps[None]:
+    """Read an object; the call begins with its name and the begin of its arguments.
 
-    A call is one as soon as its name and the start of its arguments are there; the index is None
-    while more may come.
+    Where a call is complete, a character that cannot be there ends the object.
+
+    Raises:
+        _NoCallError: it is something else.
     """
-    found = PartialObject()
-    name: Value | None = None
-    given: Value | None = None
-    for key, value in found.members(text, start, notes):
-        if key == "name":  # of equal keys the first
-            name = name or value
-        elif key in _ARGUMENTS:
-            given = given or value
-        elif key not in _OTHERS and (name is None or given is None):
-            return None, start
-    undecided = None if found.end is None else start
-    if name is None or (given is None and (found.end is None or found.is_malformed)):
-        return None, undecided
-    if name.text[0] != '"':
-        return None, start
-    if not name.is_complete:
-        return None, undecided
-    function = decode_string(name.text)
-    arguments = _EMPTY if given is None else _arguments(given)
-    if arguments is None or not function:
-        return None, start
-    if not arguments.text:
-        return None, undecided
-    return ToolCall(function, *arguments), found.end
+    name, is_given = "", False
+    early: list[str] = []  # arguments that come before the name
+    text.take(1)
+    yield from text.skip()
+    for _ in range(MAX_MEMBERS):
+        if (yield from text.peek()) != '"':
+            break
+        key = yield from joined(string(text))
+        if (yield from text.skip()) != ":":
+            break
+        text.take(1)
+        first = yield from text.skip()
+        if key == "name" and not name:  # of equal keys the first
+            name = (yield from joined(string(text))) if first == '"' else ""
+            if not name or not may_be(name):
+                raise _NoCallError
+            if is_given:
+                yield from _whole(name, "".join(early))
+        elif key in _ARGUMENTS and not is_given:
+            is_given = True
+            yield from _arguments(text, name, early)
+        elif key not in ("name", *_ARGUMENTS, *_OTHERS) and not (name and is_given):
+            raise _NoCallError
+        elif first in ",:}]":
+            break
+        else:
+            yield from skipped(value(text))
+        if (yield from text.skip()) != ",":
+            break
+        text.take(1)
+        yield from text.skip()
+    yield from _ended(text, name, is_given=is_given)
 
 
-def _arguments(given: Value) -> Value | None:
-    """Return the text of an object; some models write it into a string. None if it is neither."""
-    if given.text[0] == "{":
-        return given
-    if given.text[0] == '"':
-        decoded = decode_string(given.text)
-        return Value(decoded, given.is_complete) if decoded[:1] in ("", "{") else None
-    if "null".startswith(given.text):
-        return _EMPTY if given.text == "null" and given.is_complete else Value("", False)
-    return None
+def _ended(text: SectionText, name: str, *, is_given: bool) -> Steps[None]:
+    is_whole = (yield from text.peek()) == "}"
+    if is_whole:
+        text.take(1)
+    if is_whole and name and not is_given:
+        yield from _whole(name, "{}")
+    elif not (name and is_given):
+        raise _NoCallError
 
 
-def tagged(section: SectionText, calls: Sequence[ToolCall], end: int | None) -> Parsed:
-    """Return what a section between tags is: calls up to `end`; without any it is content."""
-    text = section.text
-    rest = rest_of(text, end) if calls else text
-    return Parsed(tuple(calls), rest if section.is_closed else "")
+def _whole(name: str, arguments: str) -> Steps[None]:
+    yield CallStart(name)
+    yield CallArguments(arguments)
+    yield CallEnd()
 
 
-def rest_of(text: str, end: int | None) -> str:
-    """Return what follows the calls, or "" if that is no more than punctuation of them."""
-    rest = "" if end is None else text[end:]
-    return rest if rest.strip(" \t\r\n,;}]") else ""
+def _arguments(text: SectionText, name: str, early: list[str]) -> Steps[None]:
+    """Read the arguments; without a `name` they are added to `early`."""
+    has_begun = False
+    for piece in _object(text):
+        if piece is None:
+            yield None
+        elif not name:
+            early.append(piece)
+        else:
+            if not has_begun:
+                yield CallStart(name)
+            has_begun = True
+            yield CallArguments(piece)
+    if has_begun:
+        yield CallEnd()
+
+
+def _object(text: SectionText) -> Pieces:
+    """Read the text of an object; some models write it into a string, or null for none.
+
+    Raises:
+        _NoCallError: it is none of these.
+    """
+    first = yield from text.peek()
+    if first == "{":
+        yield from value(text)
+    elif first == '"':
+        is_begun = False
+        for piece in string(text):
+            if piece is not None and not is_begun:
+                if piece[0] != "{":
+                    raise _NoCallError
+                is_begun = True
+            yield piece
+        if not is_begun:
+            raise _NoCallError
+    elif first != "n" or (yield from joined(value(text))) != "null":
+        raise _NoCallError
+    else:
+        yield "{}"

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, Parsed, SectionText, ToolCallFormat
-from client.gateway.tool_calls.json_calls import read_calls, rest_of
-from client.gateway.tool_calls.partial_json import skip_space
+from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
+from client.gateway.tool_calls.json_calls import read_calls
+from client.gateway.tool_calls.section_text import SectionText, Steps
 
 # How a text begins that is not read as calls: neither with an object nor with a list of them.
 _NO_CALL = r"[ \t\r\n]*([^ \t\r\n{\[]|\[[ \t\r\n]*[^ \t\r\n{])"
@@ -29,18 +29,9 @@ class Llama3Json(ToolCallFormat):
     )
     new_id = staticmethod(grammar.openai_id)
 
-    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
+    def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
         """See `ToolCallFormat`. Without the tag, only what there is is called."""
-        text, is_closed = section.text, section.is_closed
-        start = skip_space(text, 0)
-        if start == len(text):
-            return Parsed(content=text if is_closed else "")
-        calls, end = read_calls(text, section.notes)
-        known = section.tag or all(call.name in functions for call in calls[:1])
-        if not calls or not known:
-            is_none = calls or end is not None or is_closed
-            return Parsed(content=text if is_none else "")
-        return Parsed(calls, rest_of(text, end) if is_closed else "")
+        return read_calls(text, lambda name: bool(text.tag) or name in functions)
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""

@@ -8,21 +8,22 @@ import string
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import (
-    Function,
-    Node,
-    Notes,
-    Parsed,
+from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
+from client.gateway.tool_calls.json_calls import read_calls
+from client.gateway.tool_calls.partial_json import value
+from client.gateway.tool_calls.section_text import (
+    CallArguments,
+    CallEnd,
+    CallStart,
     SectionText,
-    ToolCall,
-    ToolCallFormat,
+    Steps,
+    skipped,
 )
-from client.gateway.tool_calls.json_calls import read_calls, tagged
-from client.gateway.tool_calls.partial_json import skip_space, value_end
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
-_HEAD = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
+_SPACE, _NAME, _ID = re.compile(r"\s*"), re.compile(r"[\w.-]*"), re.compile(r"\w*")
+_CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
 
 
 class Mistral(ToolCallFormat):
@@ -32,13 +33,17 @@ class Mistral(ToolCallFormat):
     separator = ""
     trigger = "[TOOL_CALLS]"
 
-    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
+    def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
         """See `ToolCallFormat`."""
-        text = section.text
-        start = skip_space(text, 0)
-        if text[start : start + 1] in ("[", "{"):
-            return tagged(section, *read_calls(text, section.notes))
-        return tagged(section, *_named_calls(text, section.notes))
+        if (yield from text.skip()) in "[{":
+            yield from read_calls(text)
+            return
+        while name := (yield from _name(text)):
+            yield CallStart(name)
+            for piece in value(text):
+                yield None if piece is None else CallArguments(piece)
+            yield CallEnd()
+            text.hold()
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""
@@ -53,13 +58,13 @@ class Mistral(ToolCallFormat):
         return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(_ID_LENGTH))
 
 
-def _named_calls(text: str, notes: Notes) -> tuple[tuple[ToolCall, ...], int | None]:
-    calls: list[ToolCall] = []
-    place = 0
-    while head := _HEAD.match(text, place):
-        end = value_end(text, head.end(), notes)
-        calls.append(ToolCall(head[1], text[head.end() : end], end is not None))
-        if end is None:
-            return tuple(calls), None
-        place = end
-    return tuple(calls), place
+def _name(text: SectionText) -> Steps[str]:
+    """Read what is before the arguments of a call; return its name, or "" if it is none."""
+    yield from text.skip(_SPACE)
+    name = yield from text.name(_NAME)
+    if (yield from text.one_of((_CALL_ID, _ARGS))) == _CALL_ID:
+        text.take(len(_CALL_ID))
+        yield from skipped(text.run(_ID))
+    if (yield from text.one_of((_ARGS,))):
+        text.take(len(_ARGS))
+    return name if (yield from text.skip(_SPACE)) == "{" else ""

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import (
-    Function,
-    Node,
-    Parsed,
-    SectionText,
-    ToolCall,
-    ToolCallFormat,
-)
-from client.gateway.tool_calls.json_calls import tagged
+from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.parameters import ANNOTATIONS, DEFINITIONS, listed
-
-_BEGIN = "<function="
-_FUNCTION = re.compile(rf"\s*{_BEGIN}([^>\n]+)>")
-_NEXT = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
-_END = "</parameter>"
-_FUNCTION_END = "</function>"
-# Models forget the tag that ends a value: so may others, where they are at the begin of a line.
-_ENDS = re.compile(
-    rf"{_END}|(?<=\n)<parameter=(?P<next>[^<>\n]+)>|(?<=\n)(?P<last>{_FUNCTION_END})\s*\Z"
+from client.gateway.tool_calls.python_literals import json_of_literal
+from client.gateway.tool_calls.section_text import (
+    MAX_MEMBERS,
+    CallArguments,
+    CallEnd,
+    CallStart,
+    EndOfTextError,
+    Pieces,
+    SectionText,
+    Steps,
+    Waits,
+    joined,
+    skipped,
 )
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_SPACE, _TEXT = re.compile(r"\s*"), re.compile(r"[^<]*")
+_NAME = re.compile(r"[^>\n]*")
+_NAME_IN_VALUE = re.compile(r"<parameter=([^<>\n]+)>")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,
@@ -49,30 +51,31 @@ class Qwen3Coder(ToolCallFormat):
     is_tagged = True
     separator = "\n"
     trigger = "<tool_call>"
-    late_trigger = _BEGIN
+    late_trigger = _FUNCTION
     new_id = staticmethod(grammar.openai_id)
 
-    def parse(self, section: SectionText, functions: Mapping[str, Function]) -> Parsed:
+    def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
         """See `ToolCallFormat`."""
-        whole = section
-        if section.tag == _BEGIN:  # what opens a call was forgotten
-            whole = section._replace(text=_BEGIN + section.text)
-            head = _FUNCTION.match(whole.text)
-            if head and head[1] not in functions:
-                return Parsed(content=section.text)
-        calls: list[ToolCall] = []
-        place: int | None = 0
-        while place is not None and (head := _FUNCTION.match(whole.text, place)):
-            function = functions.get(head[1], Function(head[1]))
-            call, place = _call(whole, head.end(), function)
-            calls.append(call)
-        return tagged(whole if calls else section, calls, place)
+        if text.tag == _FUNCTION:  # what opens a call was forgotten
+            name = yield from _name(text)
+            if name not in functions:
+                return
+        else:
+            name = yield from _head(text)
+        while name:
+            yield CallStart(name)
+            yield CallArguments("{")
+            if not (yield from _members(text, functions.get(name, Function(name)))):
+                return
+            yield CallArguments("}")
+            yield CallEnd()
+            name = yield from _head(text)
 
     def call(self, function: Function) -> Node:
         """See `ToolCallFormat`."""
         parts = []
         for name, (schema, is_required) in grammar.parameters(function).items():
-            begin, end = f"\n<parameter={name}>\n", f"\n{_END}"
+            begin, end = f"\n<parameter={name}>\n", f"\n{_PARAMETER_END}"
             part = grammar.tag(begin, _content(function, name, schema), end)
             parts.append(part if is_required else grammar.optional(part))
         head, tail = f"<tool_call>\n<function={function.name}>", "\n</function>\n</tool_call>"
@@ -93,79 +96,135 @@ def _content(function: Function, name: str, schema: Any) -> Node:
     return grammar.ANY_TEXT
 
 
-def _call(section: SectionText, start: int, function: Function) -> tuple[ToolCall, int | None]:
-    """Return the call from after its head, and the index after it; None while more may come."""
+def _head(text: SectionText) -> Steps[str]:
+    """Read a call up to its first argument; return its name, or "" if it is none."""
+    yield from text.skip(_SPACE)
+    if not (yield from text.one_of((_FUNCTION,))):
+        return ""
+    text.take(len(_FUNCTION))
+    return (yield from _name(text))
+
+
+def _name(text: SectionText) -> Steps[str]:
+    """Read the rest of a tag; return the name that it has, or "" if it is none."""
+    name = yield from text.name(_NAME)
+    if (yield from text.peek()) != ">":
+        return ""
+    text.take(1)
+    return name
+
+
+def _members(text: SectionText, function: Function) -> Steps[bool]:
+    """Read the arguments and the end of a call; return whether there are not too many of them."""
     declared = function.declared
-    given: dict[str, str] = {}
-    place = start
-    while found := _NEXT.search(section.text, place):
-        name = found[1]
-        if name is None:
-            return ToolCall(function.name, _object(given) + "}", True), found.end()
-        types = _types(declared[name].schema) if name in declared else {"string"}
-        value, end = _value(section, found.end(), types, declared.keys() - given.keys() - {name})
-        if value:
-            given.setdefault(name, value)
-        if end is None:
+    longest = max(map(len, declared), default=0)
+    given: set[str] = set()
+    for _ in range(MAX_MEMBERS):
+        name = yield from _parameter(text)
+        if not name:
             break
-        place = end
-    return ToolCall(function.name, _object(given), False), None
+        types = _types(declared[name].schema) if name in declared else {"string"}
+        is_new = name not in given
+        key = f"{', ' if given else ''}{json.dumps(name, ensure_ascii=False)}: "
+        given.add(name)
+        value = _value(text, longest, lambda name: name in declared and name not in given)
+        if not is_new:  # the first counts
+            yield from skipped(value)
+        elif types != {"string"}:
+            yield CallArguments(key + _json((yield from joined(value)), types))
+        else:
+            yield from _string(key, value)
+    else:
+        text.hold()
+        if (yield from _parameter(text)):
+            return False
+    text.hold()
+    return True
 
 
-def _object(members: Mapping[str, str]) -> str:
-    """Return the JSON object of the texts of `members`, without its end."""
-    inner = (f"{json.dumps(k, ensure_ascii=False)}: {value}" for k, value in members.items())
-    return "{" + ", ".join(inner)
+def _string(key: str, value: Pieces) -> Steps[None]:
+    yield CallArguments(f'{key}"')
+    for piece in value:
+        yield None if piece is None else CallArguments(_escaped(piece))
+    yield CallArguments('"')
 
 
-def _value(
-    section: SectionText, start: int, types: set[str], others: Set[str]
-) -> tuple[str, int | None]:
-    """Return what is known of the JSON of an argument, and the index after it, if it has ended.
+def _parameter(text: SectionText) -> Steps[str]:
+    """Read up to the value of the next argument; return its name, or "" at the end of the call."""
+    while True:
+        yield from text.skip(_TEXT)
+        tag = yield from text.one_of((_PARAMETER, _FUNCTION_END))
+        text.take(len(tag) or 1)
+        if tag == _FUNCTION_END:
+            return ""
+        if tag and (name := (yield from _name(text))):
+            return name
+
+
+def _value(text: SectionText, longest: int, may_follow: Callable[[str], bool]) -> Pieces:
+    """Read a value and the tag that ends it.
+
+    Models forget that tag: so may others end it, where they are at the begin of a line.
 
     Args:
-        start: index of its begin.
-        types: it is of one of them; only texts are known before their end.
-        others: arguments that may follow it.
+        text: where it begins.
+        longest: characters of the name of an argument.
+        may_follow: whether the argument with a name may be next.
     """
-    text, notes = section.text, section.notes
-    whole: tuple[str, int] | None = notes.get(("whole", start))
-    if whole is not None:
-        return whole
-    place, begun = notes.get(start, (start, '"' if types == {"string"} else ""))
-    if (end := _end(section, place, others)) is not None:
-        whole = _json(text[start : end[0]].removesuffix("\n"), types), end[1]
-        notes["whole", start] = whole
-        return whole
-    certain = _certain(text, place, others)
-    if begun:
-        begun += _escaped(text[place:certain])
-    notes[start] = certain, begun
-    return begun, None
+    newline, is_at_begin = "", (yield from text.peek()) == "\n"  # of a line
+    text.take(int(is_at_begin))
+    while True:
+        for piece in text.run(_TEXT):
+            if piece is None:
+                yield None
+                continue
+            piece, newline, is_at_begin = newline + piece, "", False
+            if piece.endswith("\n"):  # before the tag it is none of the value
+                piece, newline = piece[:-1], "\n"
+            yield piece
+        tag = yield from text.one_of((_PARAMETER_END, _FUNCTION_END, _PARAMETER))
+        if tag == _PARAMETER_END:
+            read = yield from _unless_end(text)
+        elif not tag or not (newline or is_at_begin):
+            read = text.take(1)
+        elif tag == _FUNCTION_END:
+            read = yield from _unless_last(text)
+        else:
+            found = _NAME_IN_VALUE.match((yield from text.peek(len(tag) + longest + 1)))
+            read = "" if found and may_follow(found[1]) else text.take(1)
+        if not read:
+            return
+        rest, is_at_begin = newline + read, False
+        newline = "\n" if rest.endswith("\n") else ""
+        yield rest.removesuffix("\n")
 
 
-def _end(section: SectionText, start: int, others: Set[str]) -> tuple[int, int] | None:
-    """Return the index of the first end of a value from `start`, and that of what follows it."""
-    for found in _ENDS.finditer(section.text, start):
-        if found["last"]:
-            return (found.start(), found.start()) if section.is_closed else None
-        if found["next"] is None:
-            return found.span()
-        if found["next"] in others:
-            return found.start(), found.start()
-    return None
+def _unless_end(text: SectionText) -> Waits[str]:
+    """Read `</parameter>` with the space after it; return it if it is a part of the value.
+
+    It ends the value where the next argument or the end of the call follows.
+    """
+    read = text.take(len(_PARAMETER_END)) + (yield from joined(text.run(_SPACE)))
+    try:
+        return "" if (yield from text.one_of((_PARAMETER, _FUNCTION_END))) else read
+    except EndOfTextError:
+        return ""
 
 
-def _certain(text: str, start: int, others: Set[str]) -> int:
-    """Return the index of what may begin a value's end, of which there is none from `start`."""
-    place = text.rfind("<", start)
-    tail = text[place:].rstrip() if place >= 0 else ""
-    ends = [_END]
-    if text[place - 1 : place] == "\n":
-        ends += [_FUNCTION_END, *(f"<parameter={name}>" for name in others)]
-    if not tail or not any(end.startswith(tail) for end in ends):
-        place = len(text)
-    return place - text.endswith("\n", start, place)
+def _unless_last(text: SectionText) -> Waits[str]:
+    """Read `</function>` with the space after it; return it if it is a part of the value.
+
+    It ends the value where nothing follows in the section.
+    """
+    read = text.take(len(_FUNCTION_END)) + (yield from joined(text.run(_SPACE)))
+    try:
+        yield from text.peek()
+    except EndOfTextError:
+        if not text.is_closed:
+            raise
+        text.put_back(read)
+        return ""
+    return read
 
 
 def _escaped(text: str) -> str:
@@ -183,6 +242,9 @@ def _json(text: str, types: set[str]) -> str:
                 return json.dumps(value, ensure_ascii=False, allow_nan=False)
         except (ValueError, RecursionError):
             pass
+        literal = json_of_literal(text) if types & {"array", "object"} else None
+        if literal is not None and any(_is(json.loads(literal), name) for name in types):
+            return literal
     return json.dumps(text, ensure_ascii=False)
 
 

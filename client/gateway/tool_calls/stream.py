@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from client.gateway.tool_calls.format import (
-    Function,
-    Notes,
-    Parsed,
+from client.gateway.tool_calls.format import Function, ToolCallFormat
+from client.gateway.tool_calls.section_text import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    EndOfTextError,
+    Event,
+    PlainText,
     SectionText,
-    ToolCall,
-    ToolCallFormat,
+    Steps,
 )
 from client.protocol import Section
 
-_NOTHING = Parsed()
+_PUNCTUATION = " \t\r\n,;}]"  # of calls
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,63 @@ class AnswerDelta:
         return [part for part in self.parts if isinstance(part, ToolCallDelta)]
 
 
+class CallReader:
+    """Reads the calls of one section, as its text comes.
+
+    Attributes:
+        num_calls: that have begun.
+        is_in_call: whether the last of them has not ended.
+    """
+
+    def __init__(self, form: ToolCallFormat, tag: str, functions: Mapping[str, Function]) -> None:
+        """Begin a section that `tag` has opened."""
+        self.num_calls = 0
+        self.is_in_call = False
+        self._text = SectionText(tag)
+        self._steps = self._read(form.read(self._text, functions))
+
+    def add(self, text: str) -> Iterator[Event]:
+        """Yield what there is in more of the text, and in that before it."""
+        self._text.add(text)
+        return self._new()
+
+    def end(self, *, is_closed: bool) -> Iterator[Event]:
+        """Yield what there is, now that nothing follows."""
+        self._text.end(is_closed=is_closed)
+        return self._new()
+
+    def _new(self) -> Iterator[Event]:
+        for event in self._steps:
+            if event is None:
+                return
+            yield event
+
+    def _read(self, calls: Steps[None]) -> Steps[None]:
+        text = self._text
+        try:
+            for event in calls:
+                if isinstance(event, CallStart):
+                    self.num_calls += 1
+                    text.drop()
+                if isinstance(event, CallStart | CallEnd):
+                    self.is_in_call = isinstance(event, CallStart)
+                yield event
+        except EndOfTextError:
+            if self.is_in_call:
+                return
+        # What follows the calls: content, if it is more than their punctuation.
+        rest = [text.release()]
+        while self.num_calls and not rest[-1].strip(_PUNCTUATION):
+            if text.has_ended:
+                return
+            yield None
+            rest.append(text.release())
+        yield PlainText("".join(rest))
+        while not text.has_ended:
+            yield None
+            yield PlainText(text.release())
+
+
 class AnswerStream:
     """Reads the sections of one sequence, cut anywhere.
 
@@ -93,13 +154,12 @@ class AnswerStream:
         self._form = form
         self._functions = functions or {}
         self._section = Section("content", -1, "")
-        self._parsed = _NOTHING  # of the section, and sent
-        self._notes: Notes = {}  # of its text
-        self._num_earlier = 0  # calls in the sections before
+        self._calls: CallReader | None = None  # of the section
+        self._num_calls = 0
         self._has_cut_call = False
         self._is_text = False  # a section of calls that are none: its tags are text
         self._is_start = False  # of the section's text: whitespace is left out
-        self._space = ""  # that may be at the end
+        self._space: list[str] = []  # that may be at the end
         self._parts: list[Part] = []
 
     def add(self, sections: Sequence[Section], finish_reason: str | None = None) -> AnswerDelta:
@@ -108,78 +168,66 @@ class AnswerStream:
             if part.index != self._section.index:
                 self._end(is_closed=True)
                 self._begin(part)
-            if self._form_of_section is None:
+            if self._calls is None:
                 self._write(part.text)
-                continue
-            text = self._section.text + part.text
-            self._section = Section(part.type, part.index, text, self._section.tag)
-            self._parse(is_closed=False)
+            else:
+                self._send(self._calls.add(part.text))
         return self._take(None if finish_reason is None else self._finish(finish_reason))
 
     def _finish(self, reason: str) -> str:
         self._end(is_closed=reason == "stop")
         if self._section.type != "reasoning" and not self._num_calls:
-            self._parts.append(ContentDelta(self._space))
+            self._parts.append(ContentDelta("".join(self._space)))
         is_called = reason == "stop" and self._num_calls and not self._has_cut_call
         return "tool_calls" if is_called else reason
 
-    @property
-    def _num_calls(self) -> int:
-        return self._num_earlier + len(self._parsed.calls)
-
-    @property
-    def _form_of_section(self) -> ToolCallFormat | None:
-        """The form that the section may have calls in."""
-        kind, form = self._section.type, self._form
-        is_read = kind == "tool_call" or (
-            kind == "content" and form is not None and not form.is_tagged
+    def _form_of(self, part: Section) -> ToolCallFormat | None:
+        """Return the form that a section may have calls in."""
+        form = self._form
+        is_read = part.type == "tool_call" or (
+            part.type == "content" and form is not None and not form.is_tagged
         )
         return form if is_read else None
 
     def _begin(self, part: Section) -> None:
         was_text = self._is_text
         if "reasoning" in (part.type, self._section.type):
-            self._space = ""
-        self._num_earlier, self._parsed, self._notes = self._num_calls, _NOTHING, {}
-        self._section = Section(part.type, part.index, "", part.tag)
-        self._is_text = part.type == "tool_call" and self._form is None
+            self._space = []
+        self._section, form = part, self._form_of(part)
+        self._calls = None if form is None else CallReader(form, part.tag, self._functions)
+        self._is_text = part.type == "tool_call" and form is None
         self._is_start = bool(part.tag) or part.type == "reasoning"
         if self._is_text or (was_text and part.type == "content"):
             self._is_start = False
             self._write(part.tag)
 
-    def _parse(self, *, is_closed: bool) -> None:
-        form, section = self._form_of_section, self._section
-        if form is not None:
-            given = SectionText(section.text, section.tag, is_closed, self._notes)
-            self._send(form.parse(given, self._functions))
-
     def _end(self, *, is_closed: bool) -> None:
-        self._parse(is_closed=is_closed)
-        if not is_closed and not self._parsed.calls:  # cut off before it was known what it is
-            self._send(Parsed(content=self._section.text))
-        self._has_cut_call |= any(not call.is_complete for call in self._parsed.calls)
+        if self._calls is not None:
+            self._send(self._calls.end(is_closed=is_closed))
+            self._has_cut_call |= self._calls.is_in_call
 
-    def _send(self, parsed: Parsed) -> None:
-        """Send by how much `parsed` is more than what was sent."""
-        sent, self._parsed = self._parsed, parsed
-        for place, call in enumerate(parsed.calls):
-            known = sent.calls[place] if place < len(sent.calls) else None
-            self._send_call(self._num_earlier + place, call, known)
-        if len(parsed.content) > len(sent.content):
-            if self._section.type == "tool_call" and not self._is_text and not parsed.calls:
-                self._is_text, self._is_start = True, False
-                self._write(self._section.tag)
-            self._write(parsed.content[len(sent.content) :])
+    def _send(self, events: Iterable[Event]) -> None:
+        assert self._calls is not None
+        assert self._form is not None
+        for event in events:
+            match event:
+                case CallStart(name):
+                    self._space = []
+                    new = ToolCallDelta(self._num_calls, "", self._form.new_id(), name)
+                    self._parts.append(new)
+                    self._num_calls += 1
+                case CallArguments(text):
+                    self._parts.append(ToolCallDelta(self._num_calls - 1, text))
+                case PlainText(text) if text:
+                    if self._section.type == "tool_call" and not self._calls.num_calls:
+                        self._write_tag()
+                    self._write(text)
 
-    def _send_call(self, index: int, call: ToolCall, sent: ToolCall | None) -> None:
-        if sent is None:
-            assert self._form is not None
-            self._space = ""
-            first = ToolCallDelta(index, call.arguments, self._form.new_id(), call.name)
-            self._parts.append(first)
-        elif len(call.arguments) > len(sent.arguments):
-            self._parts.append(ToolCallDelta(index, call.arguments[len(sent.arguments) :]))
+    def _write_tag(self) -> None:
+        """Write what opened the section, once: it is no call."""
+        if not self._is_text:
+            self._is_text, self._is_start = True, False
+            self._write(self._section.tag)
 
     def _write(self, text: str) -> None:
         """Add to the content or the reasoning; whitespace waits for what follows it."""
@@ -187,12 +235,28 @@ class AnswerStream:
         if not text:
             return
         self._is_start = False
-        text = self._space + text
         written = text.rstrip()
-        self._space = text[len(written) :]
-        is_reasoning = self._section.type == "reasoning"
-        self._parts.append(ReasoningDelta(written) if is_reasoning else ContentDelta(written))
+        if written:
+            whole = "".join([*self._space, written])
+            is_reasoning = self._section.type == "reasoning"
+            self._parts.append(ReasoningDelta(whole) if is_reasoning else ContentDelta(whole))
+            self._space = []
+        self._space.append(text[len(written) :])
 
     def _take(self, finish_reason: str | None) -> AnswerDelta:
         parts, self._parts = self._parts, []
-        return AnswerDelta(tuple(parts), finish_reason)
+        return AnswerDelta(tuple(_joined(parts)), finish_reason)
+
+
+def _joined(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield `parts`, those of one call that follow one another as one."""
+
+    def index(part: Part) -> int | None:
+        return part.index if isinstance(part, ToolCallDelta) else None
+
+    for number, group in groupby(parts, index):
+        if number is None:
+            yield from group
+            continue
+        first, *others = (part for part in group if isinstance(part, ToolCallDelta))
+        yield replace(first, arguments="".join([first.arguments, *(o.arguments for o in others)]))

@@ -141,6 +141,19 @@ def test_texts_of_qwen3_coder_come_back(given: dict[str, str], places: Sequence[
     assert json.loads(arguments) == texts
 
 
+@given(
+    pieces=st.lists(st.sampled_from(["</parameter>", "</", "<", "\n", " ", "a"]), max_size=9),
+    places=PLACES,
+)
+def test_a_text_of_qwen3_coder_may_have_the_tag_that_ends_it(
+    pieces: list[str], places: Sequence[int]
+) -> None:
+    given = {"city": "".join(pieces), "note": "b"}
+    answer = read(FORMATS["qwen3_coder"], cut(qwen3_coder([("get_weather", given)]), places))
+    [(_, arguments)] = answer.calls
+    assert json.loads(arguments) == given
+
+
 @settings(max_examples=25)
 @given(
     given=st.dictionaries(st.sampled_from(["city", "note"]), TEXTS, min_size=1),

@@ -78,7 +78,7 @@ def test_qwen3_coder_has_the_types_of_the_schema() -> None:
     assert json.loads(arguments) == {
         "city": "1 < 2\n</para",
         "days": 3,
-        "at": "{'x': 1}",  # no JSON: as it is
+        "at": {"x": 1},
         "tags": ["a"],
         "limit": None,
         "dry": True,
@@ -113,12 +113,47 @@ def test_qwen3_coder_without_what_opens_a_call() -> None:
         "a <parameter=days>",  # not at the beginning of a line
         "a\n</function>\nb",
         "a</function>",
+        "a</parameter>b",
+        "a\n</parameter>\n\nb",
+        "</parameter>",
+        "a</parameter>\n</tool_call>",
     ],
 )
 def test_what_looks_like_the_end_of_a_text_is_in_it(value: str) -> None:
     text = f"<function=get_weather><parameter=city>{value}</parameter></function>"
     [(_, arguments)] = called("qwen3_coder", tool_call(text)).calls
     assert json.loads(arguments) == {"city": value}
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+@pytest.mark.parametrize("rest", ["", "\n", "\n</func"])
+def test_qwen3_coder_cut_off_after_a_value_has_it_whole(rest: str, reason: str) -> None:
+    text = f"<function=get_weather>\n<parameter=days>\n3\n</parameter>{rest}"
+    answer = called("qwen3_coder", tool_call(text), reason=reason)
+    assert answer == Answer("", "", [("get_weather", '{"days": 3')], reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("tags", "['a', True, None, (1,)]", ["a", True, None, [1]]),
+        ("tags", "('a', 'b')", ["a", "b"]),
+        ("tags", '["a", true]', ["a", True]),
+        ("at", "{'x': {'y': None}}", {"x": {"y": None}}),
+        ("limit", "None", None),
+        ("dry", "True", True),
+        # What is no value of the type is text.
+        ("tags", "{'x': 1}", "{'x': 1}"),
+        ("at", "{1: 2}", "{1: 2}"),
+        ("at", "dict(x=1)", "dict(x=1)"),
+        ("tags", "[__import__('os')]", "[__import__('os')]"),
+        ("city", "['a']", "['a']"),
+    ],
+)
+def test_qwen3_coder_may_write_values_as_python_does(name: str, text: str, value: object) -> None:
+    call = f"<function=get_weather>\n<parameter={name}>\n{text}\n</parameter>\n</function>"
+    [(_, arguments)] = called("qwen3_coder", tool_call(call)).calls
+    assert json.loads(arguments) == {name: value}
 
 
 @pytest.mark.parametrize("tag", ["", "<|python_tag|>"])
