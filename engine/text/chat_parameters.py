@@ -13,7 +13,7 @@ from typing import Any
 from engine.errors import RequestError, UnsupportedError
 from engine.json_reader import parse_json_fields
 from engine.validation.checks import member
-from engine.validation.limits import MAX_CHAT_CHARACTERS, check_size
+from engine.validation.limits import MAX_CHAT_CHARACTERS, MAX_TOOLS, check_size
 
 CACHE_MARK = "cache_control"  # Anthropic's; prefixes are cached whether they are marked or not
 # Fields of vLLM that are not implemented, and why.
@@ -183,10 +183,13 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(tools, list):
         raise RequestError("tools: must be a list")
-    names = [_tool_name(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    for index, name in enumerate(names):
-        if name in names[:index]:
+    check_size("tools", len(tools), MAX_TOOLS, "tools")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        name = _tool_name(tool, f"tools[{index}]")
+        if name in names:
             raise RequestError(f"tools[{index}].function.name: {name!r} is there twice")
+        names.add(name)
     return tuple({**_said(tool), "function": _said(tool["function"])} for tool in tools)
 
 

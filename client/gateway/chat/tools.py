@@ -9,6 +9,7 @@ from typing import Any
 from client.gateway.errors import ApiError, unsupported
 from client.gateway.generation import Generation
 from client.gateway.tool_calls import Node, ToolCallFormat, ToolChoice
+from client.gateway.tool_calls.choice import check_num_tools
 from client.gateway.tool_calls.grammar import json_value
 
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -24,6 +25,18 @@ def tool_choice_of(
     """
     try:
         return ToolChoice.read(tools, tool_choice, parallel_tool_calls)
+    except ValueError as error:
+        raise _wrong(error) from None
+
+
+def refuse_too_many(number: int) -> None:
+    """Refuse so many tools, where they are not read as those of a chat yet.
+
+    Raises:
+        ApiError: a request may not have them.
+    """
+    try:
+        check_num_tools(number)
     except ValueError as error:
         raise _wrong(error) from None
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from client.gateway.chat.tools import tool_choice_of
+from client.gateway.chat.tools import refuse_too_many, tool_choice_of
 from client.gateway.errors import ApiError
 from client.gateway.gateway import Gateway
 from client.gateway.generation import Generation
@@ -69,6 +69,7 @@ class MessagesChat:
             ApiError: a field is wrong, or asks for what the model cannot do.
         """
         given = body.tools or []
+        refuse_too_many(len(given))
         functions = [_function(tool) for tool in given]
         self.conversation = Conversation.of(
             body.system or (),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from client.gateway.chat.tools import refuse_too_many
 from client.gateway.errors import unsupported
 from client.gateway.responses.names import CalledName
 from client.gateway.schemas.response_request import ResponseRequest
@@ -36,6 +37,7 @@ class OfferedTools:
             ApiError: one has to be called, and it may be one that is left out.
         """
         given = body.tools or []
+        refuse_too_many(_number(given))
         for index, tool in enumerate(given):
             if isinstance(tool, HostedTool) and body.tool_choice == "required":
                 raise unsupported(f"tools[{index}]", f"{tool.type!r} is not run by this server")
@@ -56,6 +58,11 @@ class OfferedTools:
             return self._places[index] if index < len(self._places) else f"tools[{index}]"
 
         return _PLACE.sub(own, text)
+
+
+def _number(given: Sequence[Tool]) -> int:
+    """Return how many tools there are, with those of namespaces and those that are left out."""
+    return sum(len(tool.tools) if isinstance(tool, NamespaceTool) else 1 for tool in given)
 
 
 def _offered(given: Sequence[Tool]) -> Iterator[_Offered]:

@@ -11,6 +11,8 @@ from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 
 Mode = Literal["auto", "none", "required"]
 
+MAX_TOOLS = 1024  # of a request; the server has the same limit
+
 _FORMS = (
     'must be auto, none, required, {"type": "function", "function": {"name": ...}} or '
     '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
@@ -45,6 +47,7 @@ class ToolChoice:
         Raises:
             ValueError: a field is wrong; the text begins with its name.
         """
+        check_num_tools(len(tools or ()))
         functions = dict(_function(tool, i) for i, tool in enumerate(tools or ()))
         is_parallel = parallel_tool_calls is not False
         match tool_choice:
@@ -94,6 +97,16 @@ class ToolChoice:
             triggers.append(form.late_trigger)
             parts += [grammar.begun_at(form.late_trigger, part) for part in parts]
         return grammar.free_text(parts, triggers, parallel=self.is_parallel)
+
+
+def check_num_tools(number: int) -> None:
+    """Refuse more tools than a request may have.
+
+    Raises:
+        ValueError: there are more.
+    """
+    if number > MAX_TOOLS:
+        raise ValueError(f"tools: has {number} tools; at most {MAX_TOOLS} are allowed")
 
 
 def _after(before: Node | None, enforced: Node) -> Node:

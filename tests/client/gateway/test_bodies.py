@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from client.gateway.settings import GatewaySettings
+from client.gateway.tool_calls.choice import MAX_TOOLS
 from tests.client.fake_triton import FakeTriton
 from tests.client.gateway.asking import ask
 from tests.server.gateway.running import running
@@ -39,6 +40,45 @@ def test_what_cannot_be_sent_on_is_refused(gateway: str, path: str, member: byte
     assert reply.status == 400
     assert reply.error["message"].startswith("the body is not valid JSON: ")
     assert " at line 1 column " in reply.error["message"]
+
+
+MANY = [f"f{i}" for i in range(MAX_TOOLS + 1)]
+OWN = [{"type": "function", "name": name} for name in MANY]
+USER = {"role": "user", "content": "a"}
+MESSAGES = {"model": "ensemble", "messages": [USER]}
+INPUTS = [{"name": name, "input_schema": {}} for name in MANY]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tools"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [USER]},
+            [{"type": "function", "function": {"name": name}} for name in MANY],
+        ),
+        ("/v1/responses", {"input": "a"}, OWN),
+        (
+            "/v1/responses",
+            {"input": "a"},
+            [{"type": "namespace", "name": "n", "description": "d", "tools": OWN}],
+        ),
+        ("/v1/responses", {"input": "a"}, [{"type": "tool_search"} for _ in MANY]),
+        ("/v1/messages", {**MESSAGES, "max_tokens": 1}, INPUTS),
+        (
+            "/v1/messages",
+            {**MESSAGES, "max_tokens": 1},
+            [{**i, "defer_loading": True} for i in INPUTS],
+        ),
+        ("/v1/messages/count_tokens", MESSAGES, INPUTS),
+    ],
+)
+def test_more_tools_than_the_limit_are_refused(
+    gateway: str, path: str, body: dict[str, Any], tools: list[dict[str, Any]]
+) -> None:
+    reply = ask(gateway, "POST", path, {**body, "tools": tools})
+    assert reply.status == 400
+    assert reply.error["message"] == "tools: has 1025 tools; at most 1024 are allowed"
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])

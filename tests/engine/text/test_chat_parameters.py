@@ -1,6 +1,7 @@
 """What a request tells the chat template beside its messages."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from engine.errors import RequestError, UnsupportedError
 from engine.text.chat_parameters import ChatParameters, reasoning_switches
 from engine.text.chat_template import render_text
 from engine.text.tokenizer import Tokenizer
+from engine.validation.limits import MAX_TOOLS
 from tests.factories.tokenizers import CHAT_TEMPLATE, byte_level_tokenizer
 
 USER = {"role": "user", "content": "hi"}
@@ -118,6 +120,30 @@ def test_what_the_template_would_leave_out_is_refused(fields: dict[str, Any], te
 def test_wrong_parameters_are_refused_by_name(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(RequestError, match=f"^{text}"):
         parse(**fields)
+
+
+def tools_named(number: int) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": f"f{i}"}} for i in range(number)]
+
+
+def test_tools_are_limited_in_number() -> None:
+    assert len(parse(tools=tools_named(MAX_TOOLS)).tools) == MAX_TOOLS
+    fault = rf"^tools: has {MAX_TOOLS + 1} tools; at most {MAX_TOOLS} are allowed$"
+    with pytest.raises(RequestError, match=fault):
+        parse(tools=tools_named(MAX_TOOLS + 1))
+
+
+def test_cost_of_tools_grows_with_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.text.chat_parameters.MAX_TOOLS", 2**20)
+
+    def cost(number: int) -> float:
+        given = {"tools": tools_named(number)}
+        started = time.process_time()
+        ChatParameters.of(given)
+        return time.process_time() - started
+
+    short, long = (min(cost(number) for _ in range(2)) for number in (1_000, 16_000))
+    assert long < 64 * short  # linear work takes 16 times as long, quadratic work 256 times
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "{" * 100_000, "1"])
