@@ -5,15 +5,51 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
-from engine.text.sections.tags import AUTO, HARMONY, NONE, REASONING, TOOL_CALLS, Kind, Tags
+from engine.text.sections.tags import (
+    AUTO,
+    FUNCTION,
+    HARMONY,
+    NONE,
+    REASONING,
+    TOOL_CALLS,
+    Kind,
+    Tags,
+)
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 
 _HEADER_STARTS, (_MESSAGE,), _MESSAGE_ENDS = HARMONY[0].starts, HARMONY[0].ends, HARMONY[1].ends
 # By what a header has in it, the first that fits: places in `_harmony`'s states.
 _MESSAGE_STATES = ((" to=", 4), ("<|channel|>analysis", 3), ("", 2))
+
+
+class _Part(NamedTuple):
+    """A part of a section's text.
+
+    Attributes:
+        is_open: whether tags count in it; special tokens do everywhere.
+        next: the part after a text.
+    """
+
+    is_open: bool
+    next: Mapping[str, int]
+
+
+_PLAIN = (_Part(True, {}),)
+# Outside texts of JSON, in one, and in one with a line feed: that is no JSON, and may never end.
+_JSON = (
+    _Part(True, {'"': 1}),
+    _Part(False, {'"': 0, '\\"': 1, "\\\\": 1, "\n": 2}),
+    _Part(True, {'"': 0, '\\"': 2, "\\\\": 2}),
+)
+# Outside the values of Qwen3-Coder's parameters, and in one.
+_PARAMETERS = (
+    _Part(True, {"<parameter=": 1}),
+    _Part(False, {"</parameter>": 0, "</function>": 0}),
+)
 
 
 @dataclass(frozen=True)
@@ -23,12 +59,14 @@ class State:
     Attributes:
         kind: of the section; a `header` is no section, but the start of one.
         next: the state after a tag.
-        text_tags: finds those of the tags that are no tokens of their own.
+        inner: the state after a text that is a part of the section, in the same section.
+        text_tags: finds these texts, and those of the tags that are no tokens of their own.
         is_answer: whether the text is the answer, if no reasoning follows.
     """
 
     kind: Kind | Literal["header"]
     next: Mapping[str, int]
+    inner: Mapping[str, int]
     text_tags: StopAutomaton
     is_answer: bool = False
 
@@ -51,6 +89,9 @@ class SectionFormat:
     otherwise; other tags are found in the text. Inside reasoning, the start of a tool call counts
     if it is a special token: what is no special token may be a part of the thoughts. It counts
     inside a tool call whose start was found in the text, which may be a part of the answer.
+
+    In a tool call a tag that is no special token does not count in a text of JSON, or in the value
+    of a parameter of Qwen3-Coder's: it is a part of it.
 
     Attributes:
         states: by number.
@@ -125,24 +166,41 @@ class SectionFormat:
         }
         interrupts = {tag: number for tag, number in calls.items() if ids[tag] in special}
         states = [self._state("content", starts, is_answer=True)]
+        inner: list[State] = []  # states of parts of sections, after the others
+        parts_of = _PARAMETERS if FUNCTION in sections else _JSON
         for number, tags in enumerate(sections, start=1):
             ends = dict.fromkeys(tags.ends, 0) or dict.fromkeys(tags.starts, number)
             others = interrupts if tags.kind == "reasoning" else {}
             if tags.kind == "tool_call" and ids.keys().isdisjoint(tags.starts):
                 others = calls
-            is_answer = tags.kind == "content"
-            states.append(self._state(tags.kind, {**others, **ends}, is_answer=is_answer))
-        return tuple(states)
+            following = {**others, **ends}
+            always = {tag: state for tag, state in following.items() if ids.get(tag) in special}
+            parts = parts_of if tags.is_json or tags == FUNCTION else _PLAIN
+            first = len(sections) + 1 + len(inner)
+            numbers = [number, *range(first, first + len(parts) - 1)]
+            own = [
+                self._state(
+                    tags.kind,
+                    following if part.is_open else always,
+                    {text: numbers[place] for text, place in part.next.items()},
+                    is_answer=tags.kind == "content",
+                )
+                for part in parts
+            ]
+            states.append(own[0])
+            inner += own[1:]
+        return (*states, *inner)
 
     def _state(
         self,
         kind: Kind | Literal["header"],
         following: Mapping[str, int],
+        inner: Mapping[str, int] = MappingProxyType({}),
         *,
         is_answer: bool = False,
     ) -> State:
         spelt = (tag for tag in following if tag not in self._tokenizer.added_token_ids)
-        return State(kind, following, StopAutomaton(spelt), is_answer)
+        return State(kind, following, inner, StopAutomaton([*spelt, *inner]), is_answer)
 
 
 def _harmony(state: Callable[..., State]) -> tuple[State, ...]:

@@ -80,7 +80,7 @@ class SectionSplitter:
         self.place = place
         self._format = section_format
         self._sections: list[Section] = []
-        self._header = ""
+        self._header: list[str] = []
         self._pending = ""  # may become a part of a tag
         self._search = 0  # state of the automaton after it
         self._num_tokens = 0  # read, and not yet known to be of which section
@@ -157,20 +157,25 @@ class SectionSplitter:
 
     def _write(self, text: str) -> None:
         if self.state.kind == "header":
-            self._header += text
+            self._header.append(text)
         elif text:
             self._sections.append(Section(self.state.kind, self.place.number, text))
 
     def _enter(self, tag: str) -> None:
         self._search = 0
-        self._header += tag
-        state = self.state.after(tag, self._header)
+        if tag in self.state.inner:
+            self._write(tag)
+            self.place = Place(self.state.inner[tag], self.place.number)
+            return
+        self._header.append(tag)
+        state = self.state.after(tag, "".join(self._header))
         if self._format.states[state].kind == "header":
             self.place = Place(state, self.place.number)
             return
         self.place = Place(state, self.place.number + 1)
-        self._sections.append(Section(self.state.kind, self.place.number, "", self._header))
-        self._header = ""
+        tag = "".join(self._header)
+        self._sections.append(Section(self.state.kind, self.place.number, "", tag))
+        self._header = []
 
 
 def _joined(parts: list[Section]) -> Section:

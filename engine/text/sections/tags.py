@@ -12,19 +12,23 @@ class Tags(NamedTuple):
     """What opens a kind of section, and what closes it.
 
     Without `ends` it goes on to the end of the sequence, or to its next start.
+
+    Attributes:
+        is_json: whether a text of JSON in it may have such a tag, which closes nothing.
     """
 
     kind: Kind
     starts: tuple[str, ...]
     ends: tuple[str, ...] = ()
+    is_json: bool = False
 
 
 _THINK = Tags("reasoning", ("<think>",), ("</think>",))
 _RESPONSE = Tags("content", ("<response>",), ("</response>",))
-_TOOL_CALL = Tags("tool_call", ("<tool_call>",), ("</tool_call>",))
-# Qwen3-Coder often leaves out what opens a call.
-_FUNCTION = Tags("tool_call", ("<function=",), _TOOL_CALL.ends)
-_TOOL_CALLS = Tags("tool_call", ("<tool_calls>",), ("</tool_calls>",))
+_TOOL_CALL = Tags("tool_call", ("<tool_call>",), ("</tool_call>",), is_json=True)
+# Qwen3-Coder often leaves out what opens a call; where there is this tag, calls are no JSON.
+FUNCTION = Tags("tool_call", ("<function=",), _TOOL_CALL.ends)
+_TOOL_CALLS = Tags("tool_call", ("<tool_calls>",), ("</tool_calls>",), is_json=True)
 _PYTHON_TAG = Tags("tool_call", ("<|python_tag|>",))
 _BAR = "\N{FULLWIDTH VERTICAL LINE}"
 _DEEPSEEK = Tags(
@@ -93,8 +97,8 @@ TOOL_CALLS: Mapping[str, tuple[Tags, ...]] = {
     "openai": HARMONY,
     "phi4_mini_json": (Tags("tool_call", ("<|tool_call|>",), ("<|/tool_call|>",)),),
     "pythonic": (),
-    "qwen3_coder": (_TOOL_CALL, _FUNCTION),
-    "qwen3_xml": (_TOOL_CALL, _FUNCTION),
+    "qwen3_coder": (_TOOL_CALL, FUNCTION),
+    "qwen3_xml": (_TOOL_CALL, FUNCTION),
     "seed_oss": (Tags("tool_call", ("<seed:tool_call>",), ("</seed:tool_call>",)),),
     "step3": (
         Tags("tool_call", (f"<{_BAR}tool_calls_begin{_BAR}>",), (f"<{_BAR}tool_calls_end{_BAR}>",)),

@@ -34,6 +34,7 @@ COMMON: dict[str, Any] = {
     "bytes text": tagged(THINK, "text", kind="byte_fallback"),
     "open-ended": tagged(("[THINK]", "[/THINK]", "[TOOL_CALLS]"), "special"),
     "mixed": tagged(("<|tool_call|>", "<|/tool_call|>"), "special"),
+    "qwen3_coder": tagged(THINK, "added", opens="\n"),
     "harmony": tagged(
         ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"),
         "special",
@@ -45,6 +46,8 @@ def format_for(detokenizer: Detokenizer) -> SectionFormat:
     """Return its format; of a mixed one, reasoning is plain text and tools are tokens."""
     if detokenizer is COMMON["mixed"]:
         return format_of(detokenizer, "granite", "phi4_mini_json")
+    if detokenizer is COMMON["qwen3_coder"]:
+        return format_of(detokenizer, "auto", "qwen3_coder")
     return format_of(detokenizer)
 
 
@@ -71,7 +74,8 @@ def shorthand(sections: Iterable[Section]) -> list[tuple[str, str]]:
 def pieces(detokenizer: Detokenizer) -> list[list[int]]:
     """Return tags whole, spelt out and incomplete, and texts that are hard to decode."""
     encode = partial(detokenizer.tokenizer.encode, add_special_tokens=False)
-    tags = {tag for state in format_for(detokenizer).states for tag in state.next}
+    states = format_for(detokenizer).states
+    tags = {tag for state in states for tag in (*state.next, *state.inner)}
     found = [encode(text) for text in ("a", " to=f", "analysis", "final", "é", "你好", "\n", "e>")]
     found += [ids[:-1] for ids in found if len(ids) > 1]
     found += [[token_id] for token_id in sorted(detokenizer.tokenizer.special_ids)[:6]]

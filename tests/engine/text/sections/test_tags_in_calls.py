@@ -1,0 +1,81 @@
+"""Tags in the arguments of a call, which close nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.text.detokenizer import Detokenizer
+from tests.engine.text.sections.test_families import read, shorthand
+from tests.factories.tagged import Form, format_of, tagged
+
+TAGS = ("<tool_call>", "</tool_call>")
+SPELT: tuple[Form, ...] = ("added", "text")  # no special tokens
+TEXTS = st.lists(
+    st.sampled_from([*TAGS, '"', "\\", "\n", "}", "a", "é", "</", "<parameter=", "<function="])
+).map("".join)
+
+
+def calls_in(detokenizer: Detokenizer, answer: str, name: str) -> list[tuple[str, str, str]]:
+    return shorthand(read(detokenizer, answer, format_of(detokenizer, "none", name)))
+
+
+@pytest.mark.parametrize("form", SPELT)
+@given(arguments=st.dictionaries(TEXTS, TEXTS | st.lists(TEXTS, max_size=2), max_size=3))
+def test_texts_of_json_may_have_any_tag(form: Form, arguments: dict[str, object]) -> None:
+    call = f"\n{json.dumps({'name': 'f', 'arguments': arguments})}\n"
+    answer = f"<tool_call>{call}</tool_call>\n<tool_call>{call}</tool_call> b"
+    assert calls_in(tagged(TAGS, form), answer, "hermes") == [
+        ("tool_call", "<tool_call>", call),
+        ("content", "</tool_call>", "\n"),
+        ("tool_call", "<tool_call>", call),
+        ("content", "</tool_call>", " b"),
+    ]
+
+
+@pytest.mark.parametrize("form", SPELT)
+@given(pieces=st.lists(st.sampled_from([*TAGS, '"', "'", "\\", "\n", "a", "</", "<function="])))
+def test_values_of_qwen3_coder_may_have_any_tag(form: Form, pieces: list[str]) -> None:
+    call = f"\n<function=f>\n<parameter=x>\n{''.join(pieces)}\n</parameter>\n</function>\n"
+    answer = f"<tool_call>{call}</tool_call> b"
+    assert calls_in(tagged(TAGS, form), answer, "qwen3_coder") == [
+        ("tool_call", "<tool_call>", call),
+        ("content", "</tool_call>", " b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("hermes", '{"a": "</tool_call>"}'),
+        ("qwen3_coder", "<function=f><parameter=x></tool_call></parameter></function>"),
+    ],
+)
+def test_special_tokens_are_tags_everywhere(name: str, call: str) -> None:
+    begun, _, rest = call.partition("</tool_call>")
+    assert calls_in(tagged(TAGS, "special"), f"<tool_call>{call}", name) == [
+        ("tool_call", "<tool_call>", begun),
+        ("content", "</tool_call>", rest),
+    ]
+
+
+@pytest.mark.parametrize("form", SPELT)
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("hermes", '\n{"name": "f", "arguments": {"x": "a}}\n'),  # a quote is missing
+        ("hermes", '\n{"name": "f", "arguments": {"x": "a\n"b" c"}}'),
+        ("hermes", '\n{"name": "f", "arguments": {"x": "a\n\\"'),
+        ("qwen3_coder", '\n<function=f>\n<parameter=x>\n5"\n</function>'),  # a tag is
+        ("qwen3_coder", "\n<function=f>\n<parameter=x>\na\n</parameter>"),
+    ],
+)
+def test_calls_that_are_wrong_end_with_their_tag(form: Form, name: str, call: str) -> None:
+    answer = f"<tool_call>{call}</tool_call> b"
+    assert calls_in(tagged(TAGS, form), answer, name) == [
+        ("tool_call", "<tool_call>", call),
+        ("content", "</tool_call>", " b"),
+    ]
