@@ -1,4 +1,7 @@
-"""Which format a model writes, by the names that vLLM's parsers have."""
+"""Which format a model writes, by the names that vLLM's parsers have.
+
+The server takes these names as `tool_call_parser`, and no others: `TOOL_CALLS` of its tags.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from client.gateway.tool_calls.pythonic import Pythonic
 from client.gateway.tool_calls.qwen3_coder import Qwen3Coder
 
 FORMATS: Mapping[str, ToolCallFormat] = {
+    "ernie45": Hermes(),
+    "granite4": Hermes(),
     "hermes": Hermes(),
+    "lfm2": Pythonic(begin="<|tool_call_start|>", end="<|tool_call_end|>"),
     "llama3_json": Llama3Json(),
     "llama4_json": Llama3Json(),
     "llama4_pythonic": Pythonic(begin="<|python_start|>", end="<|python_end|>"),

@@ -15,6 +15,7 @@ from engine.text.sections.tags import (
     NONE,
     REASONING,
     TOOL_CALLS,
+    UNPARSED_TOOL_CALLS,
     Kind,
     Tags,
 )
@@ -115,7 +116,7 @@ class SectionFormat:
         ids = tokenizer.added_token_ids
         chosen = [
             *_chosen(reasoning, REASONING, tokenizer),
-            *_chosen(tool_calls, TOOL_CALLS, tokenizer),
+            *_chosen(tool_calls, TOOL_CALLS, tokenizer, UNPARSED_TOOL_CALLS),
         ]
         # Of two that start alike, the one whose end is known too.
         chosen.sort(key=lambda tags: not tags.ends)
@@ -216,7 +217,10 @@ def _harmony(state: Callable[..., State]) -> tuple[State, ...]:
 
 
 def _chosen(
-    name: str, known: Mapping[str, tuple[Tags, ...]], tokenizer: Tokenizer
+    name: str,
+    known: Mapping[str, tuple[Tags, ...]],
+    tokenizer: Tokenizer,
+    others: Iterable[Tags] = (),
 ) -> Iterable[Tags]:
     if name == NONE:
         return ()
@@ -229,7 +233,7 @@ def _chosen(
     def has_one(tags: tuple[str, ...]) -> bool:
         return any(tag in ids or tag in template for tag in tags)
 
-    every = dict.fromkeys(chain.from_iterable(known.values()))
+    every = dict.fromkeys(chain(chain.from_iterable(known.values()), others))
     return [
         tags
         for tags in every

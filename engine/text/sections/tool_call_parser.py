@@ -5,12 +5,13 @@ from __future__ import annotations
 from engine.text.sections.tags import AUTO, NONE
 from engine.text.tokenizer import Tokenizer
 
-# By what is in the chat template, all of it; the first that fits. Names as in `TOOL_CALLS`.
+# By what is in the chat template, all of it; the first that fits. Names as in `TOOL_CALLS`; the
+# forms of GLM 4.5 and Jamba have no parser.
 _SIGNS = (
     ("openai", ("<|channel|>", "<|message|>", "functions.")),
     ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
-    ("glm45", ("<tool_call>", "<arg_key>")),
-    ("jamba", ("<tool_calls>",)),
+    (NONE, ("<tool_call>", "<arg_key>")),
+    (NONE, ("<tool_calls>",)),
     ("hermes", ("<tool_call>", '"arguments": ')),
     ("mistral", ("[TOOL_CALLS]",)),
     ("llama4_pythonic", ("<|python_start|>",)),

@@ -39,6 +39,12 @@ def test_hermes() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["ernie45", "granite4"])
+def test_families_that_write_as_hermes(name: str) -> None:
+    call = tool_call('\n{"name": "now", "arguments": {"x": 1}}\n')
+    assert called(name, call).calls == [("now", '{"x": 1}')]
+
+
 def test_tags_around_something_else_are_content() -> None:
     answer = called(
         "hermes",
@@ -208,8 +214,9 @@ def test_pythonic() -> None:
         "dry": True,
         "note": "q",
     }
-    tagged = called("llama4_pythonic", tool_call("[fly(x=1)]", 1, "<|python_start|>"))
-    assert tagged.calls == [("fly", '{"x": 1}')]
+    for name, tag in (("llama4_pythonic", "<|python_start|>"), ("lfm2", "<|tool_call_start|>")):
+        tagged = called(name, tool_call('[fly(x="1")]', 1, tag), content("Up.", 2, "</"))
+        assert tagged == Answer("Up.", "", [("fly", '{"x": "1"}')], "tool_calls")
 
 
 @pytest.mark.parametrize(

@@ -175,5 +175,5 @@ def test_the_server_takes_as_many_tools() -> None:
         ToolChoice.read([*most, most[0]])
 
 
-def test_all_formats_are_names_of_the_server() -> None:
-    assert FORMATS.keys() <= TOOL_CALLS.keys()
+def test_server_takes_the_names_of_all_formats_and_no_others() -> None:
+    assert FORMATS.keys() == TOOL_CALLS.keys()

@@ -228,6 +228,24 @@ def test_an_unknown_parser_is_refused_with_the_known_ones(
         EngineConfig.parse({setting: "qwen4"})
 
 
+@pytest.mark.parametrize("name", ["kimi_k2", "glm45", "deepseek_v31", "xlam"])
+def test_tool_call_parser_of_vllm_that_is_not_here_ends_the_start(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^tool_call_parser: .* one of ernie45, granite4, hermes"
+    ):
+        EngineConfig.parse({"tool_call_parser": name})
+
+
+@pytest.mark.parametrize("form", ["special", "added"])
+def test_calls_without_a_parser_are_marked_too(form: Form) -> None:
+    tags = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    assert shorthand(read(tagged(tags, form), f"a{tags[0]}f{tags[1]}b")) == [
+        ("content", "", "a"),
+        ("tool_call", tags[0], "f"),
+        ("content", tags[1], "b"),
+    ]
+
+
 def follow(detokenizer: Detokenizer, output: str) -> list[bool]:
     """Return after each token whether the reasoning has ended, with the state before the first."""
     section_format = format_of(detokenizer)
@@ -259,13 +277,13 @@ def test_the_end_of_reasoning_is_known() -> None:
     [
         (("<tool_call>", '{"name": "f", "arguments": {}}'), "hermes"),
         (("<tool_call>", "<function=f>", "<parameter=x>"), "qwen3_coder"),
-        (("<tool_call>", "<arg_key>"), "glm45"),
+        (("<tool_call>", "<arg_key>"), "none"),
         (("[TOOL_CALLS]",), "mistral"),
         (("<|python_start|>",), "llama4_pythonic"),
         (('{"name": function name, "parameters": dictionary of',), "llama3_json"),
         (("[func_name1(params_name1=",), "pythonic"),
         (("<|channel|>", "<|message|>", "functions."), "openai"),
-        (("<tool_calls>",), "jamba"),
+        (("<tool_calls>",), "none"),
         (("nothing",), "none"),
     ],
 )
@@ -273,6 +291,6 @@ def test_the_form_of_tool_calls_is_told_by_the_template(parts: tuple[str, ...], 
     hf_tokenizer = byte_level_tokenizer()
     hf_tokenizer.chat_template = template("tools", *parts)
     assert tool_call_parser(Tokenizer(hf_tokenizer), "auto") == name
-    assert tool_call_parser(Tokenizer(hf_tokenizer), "xlam") == "xlam"
+    assert tool_call_parser(Tokenizer(hf_tokenizer), "lfm2") == "lfm2"
     hf_tokenizer.chat_template = template(*parts)
     assert tool_call_parser(Tokenizer(hf_tokenizer), "auto") == "none"

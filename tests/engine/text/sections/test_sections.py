@@ -33,7 +33,7 @@ COMMON: dict[str, Any] = {
     "bytes added": tagged(THINK, "added", kind="byte_fallback"),
     "bytes text": tagged(THINK, "text", kind="byte_fallback"),
     "open-ended": tagged(("[THINK]", "[/THINK]", "[TOOL_CALLS]"), "special"),
-    "mixed": tagged(("<|tool_call|>", "<|/tool_call|>"), "special"),
+    "mixed": tagged(("<|tool_call_start|>", "<|tool_call_end|>"), "special"),
     "qwen3_coder": tagged(THINK, "added", opens="\n"),
     "harmony": tagged(
         ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>"),
@@ -45,7 +45,7 @@ COMMON: dict[str, Any] = {
 def format_for(detokenizer: Detokenizer) -> SectionFormat:
     """Return its format; of a mixed one, reasoning is plain text and tools are tokens."""
     if detokenizer is COMMON["mixed"]:
-        return format_of(detokenizer, "granite", "phi4_mini_json")
+        return format_of(detokenizer, "granite", "lfm2")
     if detokenizer is COMMON["qwen3_coder"]:
         return format_of(detokenizer, "auto", "qwen3_coder")
     return format_of(detokenizer)
