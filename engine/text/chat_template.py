@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn, TypedDict
+from typing import Any, TypedDict
+
+from pydantic_core import from_json
 
 from engine.errors import CheckpointError, RequestError, UnsupportedError
 from engine.json_reader import parse_json
@@ -40,6 +43,9 @@ _REPEATED = {
 _MAX_PROBLEM = 300  # characters of what a template says
 _PLAIN = [{"role": "user", "content": "a"}]
 _MARK = re.compile(r"trident\d+mark")
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+', re.DOTALL)  # of JSON, without its end
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_WRONG_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
 _PART_TEXTS = {"text": "text", "refusal": "refusal"}  # fields of texts, by type of part
 
 
@@ -59,9 +65,10 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     """Validate untrusted `messages`; return them in the form that chat templates expect.
 
     Content given as OpenAI's list of text parts becomes one string, a part per line; arguments of
-    tool calls given as JSON text are parsed, and content that is missing beside them is empty, as
-    many templates read it; the developer, of whom templates do not know, is the system; fields that
-    are null, repeat another, or mark what to cache are removed, and lists of no calls.
+    tool calls given as JSON text are parsed, but left as they are where they are no object, as
+    those of a call that was cut off: the prompt has them so; content that is missing beside them is
+    empty, as many templates read it; the developer, of whom templates do not know, is the system;
+    fields that are null, repeat another, or mark what to cache are removed, and lists of no calls.
 
     Raises:
         UnsupportedError: a content part is not text.
@@ -96,6 +103,8 @@ def render_text(
     """
     if not tokenizer.has_chat_template:
         raise RequestError("messages: the model has no chat template; send text instead")
+    if any(isinstance(call["function"]["arguments"], str) for call in _calls(messages)):
+        return _with_broken_calls(tokenizer, messages, parameters)
     parameters.check_template(tokenizer.chat_template_text)
     last = messages[-1]
     if parameters.continue_final_message and "tool_calls" in last and not last["content"]:
@@ -342,11 +351,89 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}  # many servers write none like this
     elif isinstance(arguments, str):
-        arguments = parse_json(arguments, f"{place}.function.arguments", RequestError, finite=True)
-    if not isinstance(arguments, dict):
-        raise RequestError(f"{place}.function.arguments: must be an object or its JSON text")
+        parsed = _object(arguments)
+        arguments = arguments if parsed is None else parsed
+    if not isinstance(arguments, dict | str):
+        raise RequestError(f"{place}.function.arguments: must be an object or a string of JSON")
     own = {name: value for name, value in function.items() if name != "parsed_arguments"}
     return {**call, "function": {**own, "arguments": arguments}}
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """Return the object that a JSON text is; None if it is none that can be rendered."""
+    try:
+        value = parse_json(text, "arguments", RequestError, finite=True)
+        json.dumps(value, ensure_ascii=False).encode()  # without a lone surrogate
+    except (RequestError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _calls(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        yield from message.get("tool_calls", ())
+
+
+def _with_broken_calls(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], parameters: ChatParameters
+) -> str:
+    """Return the prompt for messages with calls whose arguments are a text that is no JSON.
+
+    For each of these texts an object of its own is rendered, in whose place the text then is. A
+    template that writes arguments one by one gets what can be read of the texts.
+    """
+    mark = secrets.token_hex(16)
+    texts: list[str] = []
+
+    def marked(text: str) -> dict[str, Any]:
+        texts.append(text)
+        return {f"{mark}{len(texts) - 1}": ""}
+
+    try:
+        prompt = render_text(tokenizer, _with_objects(messages, marked), parameters)
+    except RequestError:
+        prompt = mark
+    place = re.compile(rf'\{{\s*"{mark}(\d+)"\s*:\s*""\s*\}}')
+    prompt = place.sub(lambda found: texts[int(found[1])], prompt)
+    if mark in prompt:  # the template writes no JSON
+        return render_text(tokenizer, _with_objects(messages, _readable), parameters)
+    return prompt
+
+
+def _with_objects(
+    messages: list[dict[str, Any]], object_of: Callable[[str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return `messages` with objects for the arguments that are texts."""
+    made = []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls", ()):
+            arguments = call["function"]["arguments"]
+            if isinstance(arguments, str):
+                arguments = object_of(arguments)
+            calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+        made.append({**message, "tool_calls": calls} if calls else message)
+    return made
+
+
+def _readable(text: str) -> dict[str, Any]:
+    """Return what can be read of an object's text: up to where it was cut off, for instance.
+
+    Line feeds and wrong escapes stand for themselves. What is no object at all is under one name,
+    as in the gateway's answers of /v1/messages.
+    """
+    repaired = _STRING.sub(_repaired, text)
+    try:
+        value = from_json(repaired, allow_inf_nan=False, allow_partial="trailing-strings")
+        json.dumps(value, ensure_ascii=False).encode()
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": text}
+
+
+def _repaired(string: re.Match[str]) -> str:
+    text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", string[0])
+    return _WRONG_ESCAPE.sub(lambda found: found[0] if found[1] else "\\\\", text)
 
 
 def _text(fields: dict[str, Any], name: str, place: str, *, allowed: str = "a string") -> str:

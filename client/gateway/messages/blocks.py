@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw
 from pydantic_core import from_json
 
+from client.gateway.schemas.message_blocks import INVALID_JSON
 from client.gateway.schemas.message_events import (
     Block,
     BlockEvent,
@@ -126,8 +127,7 @@ def tool_input(arguments: str) -> Raw:
     """Return the arguments of a call as a JSON object.
 
     Of arguments that were cut off it has what Anthropic's clients read of them in a stream. What is
-    no object of JSON is `{"INVALID_JSON": arguments}`: the form that Anthropic advises for what its
-    tools stream unchecked.
+    no object of JSON is `{"INVALID_JSON": arguments}`, which goes back to the model as it wrote it.
     """
     for is_partial in (False, True):
         try:
@@ -137,4 +137,4 @@ def tool_input(arguments: str) -> Raw:
         if isinstance(value, dict):
             return Raw((json.dumps(value) if is_partial else arguments or "{}").encode())
         break
-    return Raw(msgspec.json.encode({"INVALID_JSON": arguments}))
+    return Raw(msgspec.json.encode({INVALID_JSON: arguments}))

@@ -177,7 +177,7 @@ def _assistant(message: AssistantMessage) -> dict[str, Any]:
         {
             "id": block.id,
             "type": "function",
-            "function": {"name": block.name, "arguments": block.input},
+            "function": {"name": block.name, "arguments": block.arguments},
         }
         for block in blocks
         if isinstance(block, ToolUseBlock)

@@ -23,6 +23,15 @@ def _as_blocks(value: Any) -> Any:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+# The one name of an input that is no JSON object: the form that Anthropic advises for what its
+# tools stream unchecked.
+INVALID_JSON = "INVALID_JSON"
+
+
+def _as_input(value: Any) -> Any:
+    return {INVALID_JSON: value} if isinstance(value, str) else value
+
+
 class CacheControl(Fields):
     """Without effect: prefixes are cached whether they are marked or not."""
 
@@ -48,15 +57,24 @@ class Caller(Fields):
 
 
 class ToolUseBlock(Fields):
-    """A call of a tool, by the model."""
+    """A call of a tool, by the model. An input that is no JSON may be as it was streamed."""
 
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Annotated[
+        dict[str, Any],
+        BeforeValidator(_as_input, json_schema_input_type=dict[str, Any] | str),
+    ]
     caller: Caller | None = None
     cache_control: CacheControl | None = None
     toolset_name: NotOffered = None
+
+    @property
+    def arguments(self) -> dict[str, Any] | str:
+        """The input; if it is no JSON, as the model wrote it."""
+        text = self.input.get(INVALID_JSON)
+        return text if isinstance(text, str) and len(self.input) == 1 else self.input
 
 
 class ThinkingBlock(Fields):

@@ -1,5 +1,6 @@
 """The second turn of a tool loop: answers that call tools, sent back to the chat template."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,85 @@ def test_real_templates_take_calls_back(tmp_path: Path) -> None:
         tokenizer = tokenizer_with(path.read_text(encoding="utf-8"))
         prompt = render_text(tokenizer, after_a_call(tool_calls=two), ChatParameters((TOOL,)))
         assert prompt.count('{"name": "f"') == 2
+
+
+BROKEN = [
+    '{"city": "Zü',  # cut off
+    '{"city": ',
+    '{"a": [1, {"b": 2',
+    '{"code": "if x:\n\tpass"}',
+    '{"path": "C:\\dir\\new"}',
+    '{"city": "\\ud83d"}',
+    '{"n": NaN}',
+    "{'a': 1}",
+    "[1]",
+    "print(1)",
+    '{"a": 1}}',
+    "[" * 100_000,
+]
+AS_JSON = [
+    "{{ c.function.arguments | tojson }}",
+    "{{ c.function | tojson }}",
+    "{{ c.function.arguments | tojson(indent=4) }}",
+    "{% if c.function.arguments is string %}{{ c.function.arguments }}"
+    "{% else %}{{ c.function.arguments | tojson }}{% endif %}",
+]
+ONE_BY_ONE = (  # as Qwen3-Coder's
+    "{% for k, v in c.function.arguments | items %}<parameter={{ k }}>"
+    "{{ v if v is string else v | tojson }}</parameter>{% endfor %}"
+)
+
+
+def prompt_with(written: str, *arguments: Any) -> str:
+    """Return the prompt of a template that writes calls so."""
+    loops = "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls %}"
+    tokenizer = tokenizer_with(f"{loops}{written}{{% endfor %}}{{% endfor %}}")
+    calls = [
+        {"id": ID, "type": "function", "function": {"name": "f", "arguments": each}}
+        for each in arguments
+    ]
+    return render_text(tokenizer, after_a_call(tool_calls=calls))
+
+
+@pytest.mark.parametrize("written", AS_JSON)
+@pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
+def test_broken_arguments_are_in_the_prompt_as_they_were_written(text: str, written: str) -> None:
+    whole = {"x": 1}
+    prompt = prompt_with(written, whole, text, text)
+    expected = prompt_with(written, whole, {"mark": ""}, {"mark": ""})
+    expected = re.sub(r'\{\s*"mark": ""\s*\}', lambda _: text, expected)
+    assert prompt == expected
+
+
+@given(texts=st.lists(st.text(st.characters(codec="utf-8")), min_size=1, max_size=3))
+def test_any_text_for_arguments_is_rendered(texts: list[str]) -> None:
+    prompt = prompt_with(f"({AS_JSON[0]})", *texts)
+    expected = ""
+    for text in texts:
+        try:
+            parsed = json.loads(text or "{}", parse_constant=lambda _: 1 / 0)
+        except (ValueError, ArithmeticError):
+            parsed = None
+        plain = json.dumps(parsed, ensure_ascii=False) if isinstance(parsed, dict) else text
+        expected += f"({plain if text.strip() else '{}'})"
+    assert expected in prompt
+    assert prompt_with(ONE_BY_ONE, *texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        ('{"city": "Zü', "<parameter=city>Zü</parameter>"),
+        ('{"days": 3, "city": ', "<parameter=days>3</parameter>"),
+        ('{"code": "if x:\n\tpass"}', "<parameter=code>if x:\n\tpass</parameter>"),
+        ('{"path": "C:\\dir\\"x\\""}', '<parameter=path>C:\\dir"x"</parameter>'),
+        ("print(1)", "<parameter=INVALID_JSON>print(1)</parameter>"),
+        ("[1]", "<parameter=INVALID_JSON>[1]</parameter>"),
+    ],
+)
+def test_templates_of_arguments_one_by_one_get_what_is_readable(text: str, parameters: str) -> None:
+    assert prompt_with(ONE_BY_ONE, text) == f"<user><assistant>{parameters}<tool>"
+
+
+def test_templates_without_calls_take_broken_ones() -> None:
+    assert prompt_with("{{ c.function.name }}", '{"a') == "<user><assistant>f<tool>"

@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openai import BadRequestError, OpenAI
 
+from tests.client.gateway.asking import ask
 from tests.server.gateway.tools import CALL, SCHEMAS, TAGS, TOOLS, USER, written
 
 pytestmark = pytest.mark.server
@@ -196,6 +197,59 @@ def test_a_conversation_goes_back_into_the_template(openai: OpenAI, tool_tokeniz
             add_generation_prompt=True,
         )
         assert length(name) == len(tool_tokenizer.encode(rendered, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Zü', '{"city": "a\nb"}', '{"city": "\\d"}', "print(1)"]
+)
+def test_broken_arguments_go_back_as_the_model_wrote_them(
+    openai: OpenAI, tool_gateway: str, tool_tokenizer: Any, arguments: str
+) -> None:
+    function = {"name": "get_weather", "arguments": arguments}
+    call: Any = {"id": "call_1", "type": "function", "function": function}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "dry"}
+    inner = {**call, "function": {**function, "arguments": {"a mark": ""}}}
+    rendered = tool_tokenizer.apply_chat_template(
+        [USER, {**said, "tool_calls": [inner]}, result],
+        tools=TOOLS,
+        tokenize=False,
+        add_generation_prompt=True,
+    ).replace('{"a mark": ""}', arguments)
+    length = len(tool_tokenizer.encode(rendered, add_special_tokens=False))
+    chat = create(openai, messages=[USER, said, result], max_tokens=1)
+    assert chat.usage.prompt_tokens == length
+    items = [
+        {"role": "user", "content": USER["content"]},
+        {"type": "function_call", "call_id": "call_1", **function},
+        {"type": "function_call_output", "call_id": "call_1", "output": "dry"},
+    ]
+    functions = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    response = openai.responses.create(
+        model="ensemble",
+        input=items,
+        tools=functions,
+        max_output_tokens=1,  # type: ignore[arg-type]
+    )
+    assert response.usage is not None
+    assert response.usage.input_tokens == length
+    use = {"type": "tool_use", "id": "call_1", "name": "get_weather"}
+    for given in (arguments, {"INVALID_JSON": arguments}):
+        turns = [
+            {**USER},
+            {"role": "assistant", "content": [{**use, "input": given}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "dry"}],
+            },
+        ]
+        tools = [
+            {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"]}
+            for tool in TOOLS
+        ]
+        body = {"model": "ensemble", "messages": turns, "tools": tools}
+        reply = ask(tool_gateway, "POST", "/v1/messages/count_tokens", body)
+        assert json.loads(reply.body) == {"input_tokens": length}
 
 
 @pytest.mark.parametrize(

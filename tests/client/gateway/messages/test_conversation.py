@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from client.gateway.errors import ApiError, fault_of
+from client.gateway.messages.blocks import tool_input
 from client.gateway.messages.conversation import Conversation
 from client.gateway.schemas.messages import MessagesRequest
 
@@ -86,6 +90,20 @@ def test_calls_and_their_results() -> None:
     assert not made.is_continued
     where = "messages[4].x and messages[3].content; messages[9]"
     assert made.placed(where) == "messages[3].x and messages[2].content; messages[9]"
+
+
+@given(arguments=st.text())
+@example('{"a": "x\ny"}')
+def test_input_that_is_no_json_goes_back_as_it_was_written(arguments: str) -> None:
+    answered = json.loads(bytes(tool_input(arguments)))
+    for given_back in (answered, arguments):
+        call = {**CALL, "input": given_back}
+        made = conversation(("assistant", [call]), ("user", [result("c1")]))
+        [function] = [each["function"] for each in made.messages[0]["tool_calls"]]
+        if given_back is arguments or "INVALID_JSON" in answered:
+            assert function["arguments"] == arguments
+        else:  # what is read of one that was cut off
+            assert function["arguments"] == answered
 
 
 def test_a_template_without_a_place_for_late_instructions() -> None:
