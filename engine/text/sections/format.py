@@ -39,13 +39,6 @@ class _Part(NamedTuple):
     next: Mapping[str, int]
 
 
-_PLAIN = (_Part(True, {}),)
-# Outside texts of JSON, in one, and in one with a line feed: that is no JSON, and may never end.
-_JSON = (
-    _Part(True, {'"': 1}),
-    _Part(False, {'"': 0, '\\"': 1, "\\\\": 1, "\n": 2}),
-    _Part(True, {'"': 0, '\\"': 2, "\\\\": 2}),
-)
 # Outside the values of Qwen3-Coder's parameters, and in one.
 _PARAMETERS = (
     _Part(True, {"<parameter=": 1}),
@@ -91,8 +84,8 @@ class SectionFormat:
     if it is a special token: what is no special token may be a part of the thoughts. It counts
     inside a tool call whose start was found in the text, which may be a part of the answer.
 
-    In a tool call a tag that is no special token does not count in a text of JSON, or in the value
-    of a parameter of Qwen3-Coder's: it is a part of it.
+    In a tool call a tag that is no special token does not count in a string, or in the value of a
+    parameter of Qwen3-Coder's: it is a part of it.
 
     Attributes:
         states: by number.
@@ -168,7 +161,6 @@ class SectionFormat:
         interrupts = {tag: number for tag, number in calls.items() if ids[tag] in special}
         states = [self._state("content", starts, is_answer=True)]
         inner: list[State] = []  # states of parts of sections, after the others
-        parts_of = _PARAMETERS if FUNCTION in sections else _JSON
         for number, tags in enumerate(sections, start=1):
             ends = dict.fromkeys(tags.ends, 0) or dict.fromkeys(tags.starts, number)
             others = interrupts if tags.kind == "reasoning" else {}
@@ -176,7 +168,8 @@ class SectionFormat:
                 others = calls
             following = {**others, **ends}
             always = {tag: state for tag, state in following.items() if ids.get(tag) in special}
-            parts = parts_of if tags.is_json or tags == FUNCTION else _PLAIN
+            is_xml = FUNCTION in sections and tags.ends == FUNCTION.ends
+            parts = _PARAMETERS if is_xml else _strings(tags.quotes)
             first = len(sections) + 1 + len(inner)
             numbers = [number, *range(first, first + len(parts) - 1)]
             own = [
@@ -202,6 +195,20 @@ class SectionFormat:
     ) -> State:
         spelt = (tag for tag in following if tag not in self._tokenizer.added_token_ids)
         return State(kind, following, inner, StopAutomaton([*spelt, *inner]), is_answer)
+
+
+def _strings(quotes: str) -> tuple[_Part, ...]:
+    """Return the parts of a text outside strings, and in them.
+
+    A string with a line feed is none of JSON's, and may never end: in the rest of it tags count.
+    """
+    parts = [_Part(True, {quote: 2 * number + 1 for number, quote in enumerate(quotes)})]
+    for quote in quotes:
+        place = len(parts)
+        escapes = (f"\\{quote}", "\\\\")
+        parts.append(_Part(False, {quote: 0, **dict.fromkeys(escapes, place), "\n": place + 1}))
+        parts.append(_Part(True, {quote: 0, **dict.fromkeys(escapes, place + 1)}))
+    return tuple(parts)
 
 
 def _harmony(state: Callable[..., State]) -> tuple[State, ...]:

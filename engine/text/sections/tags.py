@@ -14,21 +14,21 @@ class Tags(NamedTuple):
     Without `ends` it goes on to the end of the sequence, or to its next start.
 
     Attributes:
-        is_json: whether a text of JSON in it may have such a tag, which closes nothing.
+        quotes: what may stand around a string in it: a tag in a string closes nothing.
     """
 
     kind: Kind
     starts: tuple[str, ...]
     ends: tuple[str, ...] = ()
-    is_json: bool = False
+    quotes: str = ""
 
 
 _THINK = Tags("reasoning", ("<think>",), ("</think>",))
 _RESPONSE = Tags("content", ("<response>",), ("</response>",))
-_TOOL_CALL = Tags("tool_call", ("<tool_call>",), ("</tool_call>",), is_json=True)
+_TOOL_CALL = Tags("tool_call", ("<tool_call>",), ("</tool_call>",), quotes='"')
 # Qwen3-Coder often leaves out what opens a call; where there is this tag, calls are no JSON.
 FUNCTION = Tags("tool_call", ("<function=",), _TOOL_CALL.ends)
-_PYTHON_TAG = Tags("tool_call", ("<|python_tag|>",))
+_PYTHON_TAG = Tags("tool_call", ("<|python_tag|>",), quotes='"')
 _BAR = "\N{FULLWIDTH VERTICAL LINE}"
 
 # gpt-oss: a message is a header, which says what the text after <|message|> is, and that text.
@@ -73,11 +73,13 @@ TOOL_CALLS: Mapping[str, tuple[Tags, ...]] = {
     "ernie45": (_TOOL_CALL,),
     "granite4": (_TOOL_CALL,),
     "hermes": (_TOOL_CALL,),
-    "lfm2": (Tags("tool_call", ("<|tool_call_start|>",), ("<|tool_call_end|>",)),),
+    "lfm2": (Tags("tool_call", ("<|tool_call_start|>",), ("<|tool_call_end|>",), quotes="\"'"),),
     "llama3_json": (_PYTHON_TAG,),
     "llama4_json": (_PYTHON_TAG,),
-    "llama4_pythonic": (Tags("tool_call", ("<|python_start|>",), ("<|python_end|>",)),),
-    "mistral": (Tags("tool_call", ("[TOOL_CALLS]",)),),
+    "llama4_pythonic": (
+        Tags("tool_call", ("<|python_start|>",), ("<|python_end|>",), quotes="\"'"),
+    ),
+    "mistral": (Tags("tool_call", ("[TOOL_CALLS]",), quotes='"'),),
     "openai": HARMONY,
     "pythonic": (),
     "qwen3_coder": (_TOOL_CALL, FUNCTION),
@@ -90,7 +92,7 @@ UNPARSED_TOOL_CALLS = (
     Tags("tool_call", (f"<{_BAR}tool▁calls▁begin{_BAR}>",), (f"<{_BAR}tool▁calls▁end{_BAR}>",)),
     Tags("tool_call", ("<|tool_call|>",)),
     Tags("tool_call", ("<tool_call>",)),
-    Tags("tool_call", ("<tool_calls>",), ("</tool_calls>",), is_json=True),
+    Tags("tool_call", ("<tool_calls>",), ("</tool_calls>",), quotes='"'),
     Tags("tool_call", ("<|action_start|>",), ("<|action_end|>",)),
     Tags("tool_call", ("<|tool_calls_section_begin|>",), ("<|tool_calls_section_end|>",)),
     Tags("tool_call", ("<minimax:tool_call>",), ("</minimax:tool_call>",)),

@@ -37,6 +37,29 @@ def test_texts_of_json_may_have_any_tag(form: Form, arguments: dict[str, object]
 
 
 @pytest.mark.parametrize("form", SPELT)
+@given(texts=st.lists(TEXTS, max_size=3))
+def test_strings_of_python_may_have_any_tag(form: Form, texts: list[str]) -> None:
+    tags = ("<|tool_call_start|>", "<|tool_call_end|>")
+    values = [text.replace("<", tags[1]) for text in texts]
+    call = f"[{', '.join(f'f(x={value!a})' for value in values)}]"
+    answer = f"{tags[0]}{call}{tags[1]} b"
+    assert calls_in(tagged(tags, form), answer, "lfm2") == [
+        ("tool_call", tags[0], call),
+        ("content", tags[1], " b"),
+    ]
+
+
+@pytest.mark.parametrize("form", SPELT)
+def test_strings_of_mistral_may_have_the_tag_of_the_next_call(form: Form) -> None:
+    tag = "[TOOL_CALLS]"
+    calls = [f'f[ARGS]{{"x": "{tag}\\"{tag}"}}', 'g[ARGS]{"x": 1}']
+    answer = "".join(f"{tag}{call}" for call in calls)
+    assert calls_in(tagged((tag,), form), answer, "mistral") == [
+        ("tool_call", tag, call) for call in calls
+    ]
+
+
+@pytest.mark.parametrize("form", SPELT)
 @given(pieces=st.lists(st.sampled_from([*TAGS, '"', "'", "\\", "\n", "a", "</", "<function="])))
 def test_values_of_qwen3_coder_may_have_any_tag(form: Form, pieces: list[str]) -> None:
     call = f"\n<function=f>\n<parameter=x>\n{''.join(pieces)}\n</parameter>\n</function>\n"
