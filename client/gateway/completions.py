@@ -6,10 +6,10 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 from msgspec import UNSET
 
 from client.gateway.errors import ApiError, unsupported
@@ -53,11 +53,11 @@ class CompletionCall:
         Raises:
             ApiError: the server refuses it, or fails.
         """
-        choices: dict[int, CompletionChoice] = {}
+        found = defaultdict[int, list[CompletionChoice]](list)
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
-                _append(choices.setdefault(piece.index, CompletionChoice("", piece.index)), piece)
-        ordered = [choices[index] for index in sorted(choices)]
+                found[piece.index].append(piece)
+        ordered = [_joined(found[index]) for index in sorted(found)]
         return self._completion(ordered, usage=self._usage.usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
@@ -130,16 +130,22 @@ class CompletionCall:
         return self._logprobs[index].piece((*prompt, *own), first=start)
 
 
-def _append(choice: CompletionChoice, piece: CompletionChoice) -> None:
-    choice.text += piece.text
-    choice.finish_reason = piece.finish_reason
-    if piece.prompt_logprobs is not UNSET:
-        choice.prompt_logprobs = piece.prompt_logprobs
-    if choice.logprobs is None or piece.logprobs is None:
-        choice.logprobs = piece.logprobs
-        return
-    for name, values in msgspec.structs.asdict(piece.logprobs).items():
-        getattr(choice.logprobs, name).extend(values)
+def _joined(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
+    """Return a choice of its pieces; the first one has what there is of the prompt."""
+    first, last = pieces[0], pieces[-1]
+    found = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    logprobs = None
+    if found:
+        names = CompletionLogprobs.__struct_fields__
+        columns = (chain.from_iterable(getattr(each, name) for each in found) for name in names)
+        logprobs = CompletionLogprobs(*map(list, columns))
+    return CompletionChoice(
+        "".join(piece.text for piece in pieces),
+        first.index,
+        logprobs,
+        last.finish_reason,
+        first.prompt_logprobs,
+    )
 
 
 def _check(body: CompletionRequest) -> None:

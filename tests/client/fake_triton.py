@@ -132,13 +132,13 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
             ):
                 if request.id in self.stopped:
                     self.cancelled.set()
-                    yield _response(Piece({0: ""}, finished=(0,), final=True))
+                    yield response_of(Piece({0: ""}, finished=(0,), final=True))
                     return
                 time.sleep(0.005)
             if not context.is_active():
                 return
             asked = inputs.get("sampling_parameters", {})
-            yield _response(piece, has_sections=asked.get("return_sections", False))
+            yield response_of(piece, has_sections=asked.get("return_sections", False))
         answered.set()
         if answer.error_message:
             yield service_pb2.ModelStreamInferResponse(error_message=answer.error_message)
@@ -169,12 +169,12 @@ class FakeTriton(service_pb2_grpc.GRPCInferenceServiceServicer, Answer):
         if self.health_error or not self.health:
             unknown = "unexpected inference input 'health' for model 'engine'"
             return service_pb2.ModelStreamInferResponse(error_message=self.health_error or unknown)
-        response = _response(Piece(None, final=True))
+        response = response_of(Piece(None, final=True))
         _add(response, "health", "BYTES", _bytes([self.health.encode()]), 1)
         return response
 
 
-def _response(piece: Piece, *, has_sections: bool = False) -> Any:
+def response_of(piece: Piece, *, has_sections: bool = False) -> Any:
     response = service_pb2.ModelStreamInferResponse()
     response.infer_response.parameters["triton_final_response"].bool_param = piece.final
     if piece.texts is None:

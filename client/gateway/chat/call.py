@@ -24,6 +24,7 @@ from client.gateway.schemas.answers import (
     ChunkChoice,
     Delta,
     Function,
+    TokenLogprob,
     ToolCall,
     ToolCallDelta,
 )
@@ -55,22 +56,19 @@ class ChatCall:
         Raises:
             ApiError: the server refuses it, or fails.
         """
-        choices: dict[int, ChatChoice] = {}
+        choices: dict[int, _ChoiceBuilder] = {}
         of_prompt: Any = UNSET
         async with aclosing(self._answer.pieces()) as pieces:
             async for chunk, added in pieces:
-                choice = choices.setdefault(chunk.index, ChatChoice(chunk.index, ChatMessage(None)))
-                _append(choice, self._choice(chunk, added))
+                choice = choices.setdefault(chunk.index, _ChoiceBuilder(chunk.index))
+                choice.add(self._choice(chunk, added))
                 if chunk.prompt_logprobs is not None:
                     of_prompt = prompt_logprobs(chunk.prompt_logprobs)
-        for choice in choices.values():
-            if choice.message.tool_calls is UNSET:
-                choice.message.content = choice.message.content or ""
         return ChatCompletion(
             self._id,
             self._created,
             self._model,
-            [choices[index] for index in sorted(choices)],
+            [choices[index].choice() for index in sorted(choices)],
             self._answer.usage.usage(),
             prompt_logprobs=of_prompt,
         )
@@ -133,29 +131,46 @@ def _delta(added: AnswerDelta) -> Delta:
     return delta
 
 
-def _append(choice: ChatChoice, piece: ChunkChoice) -> None:
-    message, delta = choice.message, piece.delta
-    if delta.content is not UNSET:
-        message.content = (message.content or "") + delta.content
-    if delta.reasoning_content is not UNSET:
-        before = "" if message.reasoning_content is UNSET else message.reasoning_content
-        message.reasoning_content = message.reasoning = before + delta.reasoning_content
-    if delta.tool_calls is not UNSET:
-        _append_calls(message, delta.tool_calls)
-    choice.finish_reason = piece.finish_reason
-    if piece.logprobs is not None:
-        if choice.logprobs is None:
-            choice.logprobs = piece.logprobs
-        else:
-            choice.logprobs.content.extend(piece.logprobs.content)
+class _ChoiceBuilder:
+    """Puts one choice together from its pieces; texts are joined once, at the end."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[tuple[ToolCallDelta, list[str]]] = []
+        self._logprobs: list[TokenLogprob] | None = None
+        self._finish_reason: str | None = None
+
+    def add(self, piece: ChunkChoice) -> None:
+        """Take the next piece."""
+        delta = piece.delta
+        if delta.content is not UNSET:
+            self._content.append(delta.content)
+        if delta.reasoning_content is not UNSET:
+            self._reasoning.append(delta.reasoning_content)
+        for call in () if delta.tool_calls is UNSET else delta.tool_calls:
+            if call.id is not UNSET:
+                self._calls.append((call, []))
+            self._calls[call.index][1].append(call.function.arguments)
+        if piece.logprobs is not None:
+            if self._logprobs is None:
+                self._logprobs = []
+            self._logprobs.extend(piece.logprobs.content)
+        self._finish_reason = piece.finish_reason
+
+    def choice(self) -> ChatChoice:
+        """Return the whole."""
+        content = "".join(self._content)
+        message = ChatMessage(content or None if self._calls else content)
+        if self._reasoning:
+            message.reasoning_content = message.reasoning = "".join(self._reasoning)
+        if self._calls:
+            message.tool_calls = [_whole_call(*each) for each in self._calls]
+        logprobs = None if self._logprobs is None else ChatLogprobs(self._logprobs)
+        return ChatChoice(self._index, message, logprobs, self._finish_reason)
 
 
-def _append_calls(message: ChatMessage, deltas: list[ToolCallDelta]) -> None:
-    calls = [] if message.tool_calls is UNSET else message.tool_calls
-    for delta in deltas:
-        if delta.id is not UNSET:
-            function = Function(delta.function.arguments, delta.function.name)
-            calls.append(ToolCall(delta.id, function))
-        else:
-            calls[delta.index].function.arguments += delta.function.arguments
-    message.tool_calls = calls
+def _whole_call(begin: ToolCallDelta, arguments: list[str]) -> ToolCall:
+    assert begin.id is not UNSET
+    return ToolCall(begin.id, Function("".join(arguments), begin.function.name))

@@ -83,6 +83,9 @@ class Conversation:
             else:
                 marked = [_part("<system>"), *_parts(message.content), _part("</system>")]
                 made._add(place, {"role": "user", "content": marked})
+        for message_of_chat in made.messages:
+            if thoughts := message_of_chat.get("reasoning_content"):
+                message_of_chat["reasoning_content"] = "".join(thoughts)
         last = messages[-1]
         if isinstance(last, AssistantMessage):
             made.is_continued = True
@@ -136,7 +139,7 @@ class Conversation:
             return
         for name, more in message.items():
             if name in last and name != "role":
-                last[name] += more  # in place: of many turns none is copied again and again
+                last[name] += more  # lists, in place: of many turns none is copied again and again
             else:
                 last[name] = more
 
@@ -171,8 +174,9 @@ def _assistant(message: AssistantMessage) -> dict[str, Any]:
     blocks = message.content
     texts = [block for block in blocks if isinstance(block, TextBlock)]
     made: dict[str, Any] = {"role": "assistant", "content": _parts(texts)}
-    if thinking := "".join(block.text for block in blocks if isinstance(block, ThinkingBlock)):
-        made["reasoning_content"] = thinking
+    thoughts = [block.text for block in blocks if isinstance(block, ThinkingBlock)]
+    if any(thoughts):
+        made["reasoning_content"] = thoughts  # joined when the turn is complete
     calls = [
         {
             "id": block.id,

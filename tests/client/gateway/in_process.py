@@ -1,0 +1,237 @@
+"""A gateway called as an ASGI application, in front of a server that is not there.
+
+Requests become the protobuf messages that a server would get, and answers come from such messages:
+all of the gateway's work is done, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import time
+import tracemalloc
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from client.connection import connection
+from client.exchange import Exchange
+from client.gateway.app import create_app
+from client.gateway.routing.pool import ServerPool
+from client.gateway.served_model import ServedModel
+from client.gateway.settings import GatewaySettings
+from client.protocol import Chunk, Health, Tokens
+from client.session import Session
+from client.timeouts import Timeout
+from tests.client.fake_triton import Piece, response_of
+
+_FACTS = Health(
+    "ready",
+    tool_call_parser="hermes",
+    has_reasoning=True,
+    reasoning_switches=("enable_thinking", "reasoning_effort"),
+)
+HELLO = (Piece({0: "Hello"}, finished=(0,), final=True),)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a request took.
+
+    Attributes:
+        status: of the answer.
+        size: bytes of the body.
+        seconds: of the processor, in all threads.
+        peak: bytes of Python's objects, beside those that were there before.
+        answer: the body of the answer.
+    """
+
+    status: int
+    size: int
+    seconds: float
+    peak: int
+    answer: bytes
+
+
+class InProcess:
+    """A gateway, its event loop, and what its server answers.
+
+    Attributes:
+        pieces: of the answer to every request.
+        num_bytes: that the server got.
+        under_way: requests that the server has, and the most that it had at once.
+    """
+
+    def __init__(self, pieces: Sequence[Piece] = HELLO, **settings: Any) -> None:
+        self.pieces: Sequence[Piece] = pieces
+        self.num_bytes = 0
+        self.under_way = self.most_under_way = 0
+        self._runner = asyncio.Runner()
+        self._app = create_app(GatewaySettings(**settings))
+        self.gateway = self._app.state.gateway
+        self.gateway.pool = ServerPool(["a:1"], connect=self._connect)
+        self.gateway.client = self.gateway.pool
+        self.gateway.served_model = ServedModel(self.gateway.pool)
+
+    def ask(self, path: str, body: Any) -> tuple[int, bytes]:
+        """Return status and body of the answer to a POST of JSON."""
+        return self._runner.run(self._asked(path, _encoded(body)))
+
+    def cost(self, path: str, body: Any, *, rounds: int = 1, memory: bool = True) -> Cost:
+        """Return what a request takes: the least of several rounds."""
+        content = _encoded(body)
+        times = []
+        for _ in range(rounds):
+            with _without_garbage_collection():
+                started = time.process_time()
+                status, answer = self.ask(path, content)
+                times.append(time.process_time() - started)
+        peak = self._peak(path, content) if memory else 0
+        return Cost(status, len(content), min(times), peak, answer)
+
+    def _peak(self, path: str, content: bytes) -> int:
+        gc.collect()
+        tracemalloc.start()
+        try:
+            self.ask(path, content)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    async def _asked(self, path: str, content: bytes) -> tuple[int, bytes]:
+        messages = iter([{"type": "http.request", "body": content, "more_body": False}])
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if (message := next(messages, None)) is None:
+                await asyncio.Event().wait()
+            return message
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "scheme": "http",
+            "server": ("a", 1),
+            "client": ("b", 2),
+            "root_path": "",
+            "headers": [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(content)).encode()),
+            ],
+            "state": {},
+        }
+        await self._app(scope, receive, send)
+        return sent[0]["status"], b"".join(each.get("body", b"") for each in sent)
+
+    def _connect(self, url: str, **options: Any) -> Any:
+        return _Client(self, url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.gateway.responses.close()
+        self._runner.close()
+
+
+class _Client:
+    """As `AsyncTridentClient`."""
+
+    def __init__(self, owner: InProcess, url: str) -> None:
+        self._owner = owner
+        self._session = Session(connection(url, False, {}), Timeout(), None)
+        self._responses: dict[tuple[int, bool], tuple[Piece, Any]] = {}
+
+    async def stream(self, prompt: Any = None, **options: Any) -> AsyncGenerator[Chunk, None]:
+        exchange = self._session.completion(prompt, **options)
+        self._send(exchange)
+        self._owner.under_way += 1
+        self._owner.most_under_way = max(self._owner.most_under_way, self._owner.under_way)
+        try:
+            for piece in self._owner.pieces:
+                await asyncio.sleep(0)
+                has_sections = options.get("return_sections", False)
+                response = self._response(piece, has_sections=has_sections)
+                for chunk in exchange.read(response):
+                    yield chunk
+        finally:
+            self._owner.under_way -= 1
+
+    async def tokenize(self, text: str | None = None, **options: Any) -> Tokens:
+        self._send(self._session.tokenize(text, **options))
+        return Tokens((1, 2), ("a", "b"), 4096)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        self._send(self._session.detokenize(token_ids, None))
+        return "ab"
+
+    async def health(self, timeout: float | None = None) -> Health:
+        return _FACTS
+
+    def _response(self, piece: Piece, *, has_sections: bool) -> Any:
+        """Return the message of a piece; it is made once."""
+        key = (id(piece), has_sections)
+        if key not in self._responses:
+            self._responses[key] = (piece, response_of(piece, has_sections=has_sections))
+        return self._responses[key][1]
+
+    def _send(self, exchange: Exchange[Any]) -> None:
+        exchange.start()
+        message = exchange.message(batched=True)
+        self._owner.num_bytes += len(message.SerializeToString())
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Looking for garbage takes time by what else is there."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _encoded(body: Any) -> bytes:
+    return body if isinstance(body, bytes) else json.dumps(body).encode()
+
+
+def assert_linear(
+    cost: Callable[[int], Cost], size: int, *, doublings: int = 1, factor: float = 2.8
+) -> None:
+    """Check that a request of twice the size takes at most `factor` times as much.
+
+    Noise cannot fail it: what takes little anyway is not compared, and a step that took too much
+    is measured again.
+    """
+    before = cost(size)
+    for step in range(1, doublings + 1):
+        after = cost(size * 2**step)
+        for _ in range(3):
+            if is_linear(before, after, factor):
+                break
+            before, after = cost(size * 2 ** (step - 1)), cost(size * 2**step)
+        assert is_linear(before, after, factor), (before, after)
+        before = after
+
+
+def is_linear(before: Cost, after: Cost, factor: float) -> bool:
+    return (
+        after.seconds < factor * before.seconds + 0.01 and after.peak < factor * before.peak + 2**18
+    )
