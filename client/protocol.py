@@ -11,6 +11,13 @@ import msgspec
 from client.timeouts import Timeout
 
 
+@dataclass(frozen=True, slots=True)
+class Json:
+    """The value of a sampling option that is JSON already, so that many requests share it."""
+
+    text: str
+
+
 class SamplingOptions(TypedDict, total=False):
     """Sampling parameters of a request, in vLLM's names; see `engine.SamplingParams`."""
 

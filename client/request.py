@@ -12,7 +12,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from client.errors import InvalidRequestError
-from client.protocol import Message, Prompt
+from client.protocol import Json, Message, Prompt
 
 ENSEMBLE = "ensemble"
 ENGINE = "engine"
@@ -127,7 +127,7 @@ def completion(
     if sampling.get("return_embedding"):
         outputs += ("embedding",)
     tensors = (
-        _string("sampling_parameters", _json("sampling options", sampling)),
+        _string("sampling_parameters", _object("sampling options", sampling)),
         *asked,
         *(_boolean(name, value) for name, value in flags.items()),
         *([_int32("priority", priority)] if priority else []),
@@ -191,9 +191,9 @@ def _prompt(
         if isinstance(prompt, (list, tuple)):
             return [_int32s("input_ids", prompt)]
         return [_string("text_input", prompt)]
-    asked = [_string("messages", _json("messages", messages))]
+    asked = [_string("messages", json_text("messages", messages))]
     if chat_parameters:
-        asked.append(_string("chat_parameters", _json("chat_parameters", chat_parameters)))
+        asked.append(_string("chat_parameters", json_text("chat_parameters", chat_parameters)))
     return asked
 
 
@@ -227,11 +227,25 @@ def _timeout(seconds: float) -> Tensor:
     return Tensor("timeout", "UINT64", struct.pack("<Q", microseconds))
 
 
-def _json(what: str, value: Any) -> str:
+def json_text(what: str, value: Any) -> str:
+    """Return `value` as JSON.
+
+    Raises:
+        InvalidRequestError: it has none; the text begins with `what` it is.
+    """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{what}: cannot be written as JSON: {error}") from None
+
+
+def _object(what: str, members: Mapping[str, Any]) -> str:
+    """Return the JSON of an object, some of whose members may be JSON already."""
+    texts = {
+        name: value.text if isinstance(value, Json) else json_text(what, value)
+        for name, value in members.items()
+    }
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in texts.items()) + "}"
 
 
 def _checked_id(request_id: str) -> str:

@@ -12,9 +12,10 @@ from uuid import uuid4
 
 from msgspec import UNSET
 
-from client.gateway.errors import ApiError, unsupported
+from client.errors import InvalidRequestError
+from client.gateway.errors import ApiError, from_client, unsupported
 from client.gateway.gateway import Gateway
-from client.gateway.generation import Generation, UsageCount, merged
+from client.gateway.generation import Generation, UsageCount, encoded, merged
 from client.gateway.logprobs import CompletionLogprobsBuilder, first_token, prompt_logprobs
 from client.gateway.schemas.answers import Completion, CompletionChoice, CompletionLogprobs
 from client.gateway.schemas.completions import CompletionRequest, names_of
@@ -89,10 +90,14 @@ class CompletionCall:
         sampling.update({name: value for name, value in given.items() if value is not None})
         if body.echo and body.max_tokens == 0:
             sampling.setdefault("prompt_logprobs", body.logprobs or 0)
+        try:
+            shared = encoded(sampling)
+        except InvalidRequestError as error:
+            raise from_client(error) from None
         return [
             Generation(
                 self._id if len(self._prompts) == 1 else f"{self._id}-{number}",
-                sampling,
+                shared,
                 prompt=prompt,
                 priority=body.priority or 0,
                 names=names_of("prompt", body.prompt, number),

@@ -22,7 +22,6 @@ from client.gateway.schemas.embeddings import (
 from client.gateway.vectors import encoded, shortened
 
 MAX_INPUTS = 2048  # OpenAI's
-_AT_ONCE = 32  # of one request: enough for the stages; others wait for no more prompts
 
 
 async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
@@ -48,7 +47,7 @@ async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
         for number, each in enumerate(inputs)
     ]
     usage, found = UsageCount(), dict[int, msgspec.Raw]()
-    async with aclosing(merged(gateway.client, asked, at_once=_AT_ONCE)) as chunks:
+    async with aclosing(merged(gateway.client, asked)) as chunks:
         async for number, chunk in chunks:
             usage.add(number, chunk)
             if chunk.embedding is None:

@@ -8,14 +8,24 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
-from client.errors import TridentClientError
+from client.errors import InvalidRequestError, TridentClientError
 from client.gateway.errors import from_client
 from client.gateway.routing.pool import ServerPool
 from client.gateway.schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usage
+from client.gateway.schemas.limits import (
+    MAX_CHAT_CHARACTERS,
+    MAX_MESSAGES,
+    MAX_SAMPLING_CHARACTERS,
+)
 from client.gateway.security.tenant_client import TenantClient
-from client.protocol import ChatParameters, Chunk, Message, Prompt
+from client.protocol import ChatParameters, Chunk, Json, Message, Prompt
+from client.request import json_text
+
+AT_ONCE = 32  # requests of one client's request: enough for the stages, and others wait for no more
+_READ = ("cache_salt", "tenant")  # what is read of the sampling parameters before they are sent
 
 
 @dataclass(frozen=True)
@@ -44,8 +54,9 @@ class Generation:
         Raises:
             ApiError: the server refuses it, or fails.
         """
-        options: Any = self.sampling
         try:
+            options: Any = encoded(self.sampling)
+            check_chat(self.messages, self.chat_parameters)
             stream = client.stream(
                 self.prompt,
                 messages=self.messages,
@@ -61,18 +72,53 @@ class Generation:
             raise from_client(error, self.names) from None
 
 
+def encoded(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return sampling parameters whose large values are JSON, which many requests may share.
+
+    Raises:
+        InvalidRequestError: they are more than the engine takes.
+    """
+    made = {
+        name: Json(json_text(name, value))
+        if isinstance(value, dict | list) or (isinstance(value, str) and name not in _READ)
+        else value
+        for name, value in sampling.items()
+    }
+    sizes = {name: len(value.text) for name, value in made.items() if isinstance(value, Json)}
+    if (total := sum(sizes.values())) > MAX_SAMPLING_CHARACTERS:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise InvalidRequestError(
+            f"{largest}: has {sizes[largest]} of the {total} characters of the sampling "
+            f"parameters; at most {MAX_SAMPLING_CHARACTERS} are allowed in all"
+        )
+    return made
+
+
+def check_chat(messages: Sequence[Message] | None, parameters: Mapping[str, Any] | None) -> None:
+    """Check how much the chat template gets.
+
+    Raises:
+        InvalidRequestError: it is more than the server takes.
+    """
+    if messages is not None and len(messages) > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"messages: has {len(messages)} messages; at most {MAX_MESSAGES} are allowed"
+        )
+    sizes = {name: len(msgspec.json.encode(each)) for name, each in (parameters or {}).items()}
+    if sum(sizes.values()) > MAX_CHAT_CHARACTERS:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise InvalidRequestError(
+            f"{largest}: has {sizes[largest]} bytes of JSON; at most {MAX_CHAT_CHARACTERS} are "
+            "allowed"
+        )
+
+
 async def merged(
-    client: ServerPool | TenantClient,
-    generations: Sequence[Generation],
-    *,
-    at_once: int | None = None,
+    client: ServerPool | TenantClient, generations: Sequence[Generation]
 ) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield the pieces of all answers as they come, each with the number of its request.
 
-    If one request fails, or the generator is closed, all of them end.
-
-    Args:
-        at_once: how many are under way; None: all of them.
+    `AT_ONCE` of them are under way. If one request fails, or the generator is closed, all end.
 
     Raises:
         ApiError: of the first that fails.
@@ -84,7 +130,7 @@ async def merged(
         return
     # None is the end of all of them. No limit: the answers have one.
     pieces: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue()
-    free = asyncio.Semaphore(at_once or len(generations))
+    free = asyncio.Semaphore(AT_ONCE)
 
     async def follow(number: int) -> None:
         async with free, aclosing(generations[number].chunks(client)) as chunks:

@@ -40,7 +40,7 @@ def generation_of(body: ChatRequest, request_id: str) -> Generation:
         request_id,
         sampling,
         messages=messages_of(body.messages),
-        chat_parameters=_chat_parameters(body),
+        chat_parameters=chat_parameters(body, body.tools if body.tool_choice != "none" else None),
         priority=body.priority or 0,
         names=names | ({"max_tokens": "max_completion_tokens"} if completion else {}),
         reasoning_effort=body.reasoning_effort,
@@ -84,17 +84,9 @@ def chat_parameters(
         "tools": tools,
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
-        "chat_template": body.chat_template,
         "chat_template_kwargs": body.chat_template_kwargs,
     }
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _chat_parameters(body: ChatRequest) -> Any:
-    made = chat_parameters(body, body.tools if body.tool_choice != "none" else None)
-    if body.documents is not None:
-        made["documents"] = body.documents
-    return made
 
 
 def _check(body: ChatRequest) -> None:

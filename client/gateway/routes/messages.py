@@ -11,6 +11,7 @@ from starlette.responses import Response
 from client.errors import TridentClientError
 from client.gateway.errors import from_client
 from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.generation import check_chat
 from client.gateway.http.answers import REFUSALS, JsonAnswer, documented
 from client.gateway.http.disconnect import until_disconnected
 from client.gateway.http.sse import EventStream
@@ -49,6 +50,7 @@ async def count_tokens(
     """Return how many tokens the prompt of a conversation has."""
     chat = await MessagesChat.asked(gateway, body)
     try:
+        check_chat(chat.conversation.messages, chat.parameters)
         found = await gateway.pool.tokenize(
             messages=chat.conversation.messages, chat_parameters=chat.parameters or None
         )

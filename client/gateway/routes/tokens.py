@@ -11,6 +11,7 @@ from client.errors import TridentClientError
 from client.gateway.chat.request import chat_parameters, messages_of
 from client.gateway.errors import ApiError, from_client
 from client.gateway.gateway import Gateway, gateway_of
+from client.gateway.generation import check_chat
 from client.gateway.http.answers import REFUSALS, JsonAnswer, documented
 from client.gateway.routes.json_route import JsonRoute
 from client.gateway.schemas.tokens import (
@@ -35,6 +36,7 @@ async def tokenize(
         name = next(iter(parameters))
         raise ApiError(400, f"{name}: needs messages", param=name)
     try:
+        check_chat(messages, parameters)
         found = await gateway.pool.tokenize(
             body.prompt,
             messages=messages,

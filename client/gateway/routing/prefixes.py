@@ -7,7 +7,8 @@ node of the tree, so a flat table of hashes holds the whole of it.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from client.protocol import Message, Prompt
 
 BLOCK_BYTES = 256  # about four blocks of the engine's KV cache in text, and 64 token ids
 MAX_BLOCKS = 4096  # of one prompt; what follows after 1 MiB does not decide where it goes
+_MAX_BYTES = MAX_BLOCKS * BLOCK_BYTES
 
 
 def prompt_bytes(
@@ -25,17 +27,27 @@ def prompt_bytes(
 ) -> bytes:
     """Return bytes that two requests have in common as far as their prompts are the same.
 
-    What cannot be sent has none.
+    There are no more than `block_hashes` needs, but for the rest of a message. What cannot be sent
+    has none.
     """
     if isinstance(prompt, str):
-        return prompt.encode(errors="replace")
+        return prompt[:_MAX_BYTES].encode(errors="replace")
     try:
         if prompt is not None:
-            return array("i", prompt).tobytes()
+            return array("i", prompt[: _MAX_BYTES // array("i").itemsize]).tobytes()
         # Tools come before the messages, as in chat templates.
-        return msgspec.json.encode([chat_parameters, messages])
+        return b"".join(_up_to(_MAX_BYTES, chain([chat_parameters], messages or ())))
     except (TypeError, ValueError, OverflowError):
         return b""
+
+
+def _up_to(size: int, values: Iterable[Any]) -> Iterator[bytes]:
+    """Yield the JSON of values until that is long enough."""
+    for value in values:
+        made = msgspec.json.encode(value)
+        yield made
+        if (size := size - len(made)) <= 0:
+            return
 
 
 def block_hashes(prompt: bytes, salt: str = "") -> list[int]:

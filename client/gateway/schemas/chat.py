@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from client.gateway.schemas.first_fault import ONE_BY_ONE
-from client.gateway.schemas.sampling import No, RequestFields, Verbosity, Yes, told_as
+from client.gateway.schemas.limits import MAX_MESSAGES, MAX_METADATA, AtMost
+from client.gateway.schemas.sampling import (
+    No,
+    NoTemplate,
+    RequestFields,
+    Verbosity,
+    Yes,
+    told_as,
+)
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | dict[str, Any],
@@ -20,7 +28,7 @@ class ChatRequest(RequestFields):
     `metadata` has no effect: it is for what is stored.
     """
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], AtMost(MAX_MESSAGES, "messages")]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -34,14 +42,14 @@ class ChatRequest(RequestFields):
     )
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
-    metadata: Annotated[dict[str, str], ONE_BY_ONE] | None = None
+    metadata: Annotated[dict[str, str], ONE_BY_ONE, AtMost(MAX_METADATA, "members")] | None = None
     verbosity: Verbosity = None
     # vLLM's
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: str | None = None
+    chat_template: NoTemplate = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[None, told_as("not supported by this version of Trident")] = None
     add_special_tokens: Annotated[
         No, told_as("not supported: the chat template writes them all")
     ] = False

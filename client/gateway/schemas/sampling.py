@@ -25,6 +25,23 @@ from client.gateway.schemas.first_fault import (
     end_lists_at_first_fault,
     refuse_first_unknown,
 )
+from client.gateway.schemas.limits import (
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_CACHE_SALT_CHARACTERS,
+    MAX_DRY_BREAKER_CHARACTERS,
+    MAX_DRY_BREAKERS,
+    MAX_GRAMMAR_CHARACTERS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGITS_PROCESSORS,
+    MAX_REGEX_CHARACTERS,
+    MAX_SCHEMA_CHARACTERS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_WORD_CHARACTERS,
+    MAX_WORDS,
+    MAX_WORDS_CHARACTERS,
+    AtMost,
+    words,
+)
 
 _NULL = {"type": "null"}
 _UNSUPPORTED = re.compile(r"\bsupported\b")
@@ -108,13 +125,22 @@ No = Annotated[Literal[False], BeforeValidator(_boolean)]
 Verbosity = Annotated[
     Literal["medium"] | None, told_as("only medium is supported: models have no such control")
 ]
-Words = Annotated[str | list[str], told_as("must be a string or a list of strings")]
+NoTemplate = Annotated[
+    None,
+    told_as("not supported: a template of the client's own may run for ever; the server's is used"),
+]
+_FEW_WORDS = words(MAX_WORDS, MAX_WORD_CHARACTERS, MAX_WORDS_CHARACTERS)
+Words = Annotated[str | list[str], told_as("must be a string or a list of strings"), _FEW_WORDS]
 
 Schema = Annotated[
-    dict[str, Any] | str | bool, told_as("must be a JSON schema, as an object or as its text")
+    dict[str, Any] | str | bool,
+    told_as("must be a JSON schema, as an object or as its text"),
+    AtMost(MAX_SCHEMA_CHARACTERS, "characters"),
 ]
 Processors = Annotated[
-    list[str | dict[str, Any]], told_as("must be a list of names, or of objects with name and args")
+    list[str | dict[str, Any]],
+    told_as("must be a list of names, or of objects with name and args"),
+    AtMost(MAX_LOGITS_PROCESSORS, "processors"),
 ]
 
 
@@ -129,8 +155,8 @@ class StreamOptions(Fields):
 class SamplingFields(Fields):
     """Sampling parameters, in OpenAI's and vLLM's names.
 
-    They go to the engine as they are, which checks their values. What the engine does not offer is
-    refused there by name.
+    They go to the engine as they are, which checks their values; their sizes are checked here. What
+    the engine does not offer is refused there by name.
     """
 
     temperature: float | None = None
@@ -140,7 +166,9 @@ class SamplingFields(Fields):
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], ONE_BY_ONE] | None = None
+    logit_bias: Annotated[dict[str, float], ONE_BY_ONE, AtMost(MAX_LOGIT_BIAS, "tokens")] | None = (
+        None
+    )
     response_format: dict[str, Any] | None = None
     # vLLM's
     top_k: int | None = None
@@ -152,23 +180,25 @@ class SamplingFields(Fields):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
+    dry_sequence_breakers: (
+        Annotated[list[str], words(MAX_DRY_BREAKERS, MAX_DRY_BREAKER_CHARACTERS)] | None
+    ) = None
     logits_processors: Processors | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], AtMost(MAX_STOP_TOKEN_IDS, "tokens")] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Annotated[list[str], _FEW_WORDS] | None = None
+    allowed_token_ids: Annotated[list[int], AtMost(MAX_ALLOWED_TOKEN_IDS, "tokens")] | None = None
     prompt_logprobs: int | None = None
     structured_outputs: dict[str, Any] | None = None
     thinking_token_budget: int | None = None
     guided_json: Schema | None = None
-    guided_regex: str | None = None
+    guided_regex: Annotated[str, AtMost(MAX_REGEX_CHARACTERS, "characters")] | None = None
     guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    cache_salt: str | None = None
+    guided_grammar: Annotated[str, AtMost(MAX_GRAMMAR_CHARACTERS, "characters")] | None = None
+    cache_salt: Annotated[str, AtMost(MAX_CACHE_SALT_CHARACTERS, "characters")] | None = None
     beam_width: int | None = None  # Trident's own
     best_of: int | None = None
     use_beam_search: bool | None = None

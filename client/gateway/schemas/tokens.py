@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from msgspec import Struct
 
-from client.gateway.schemas.sampling import Fields
+from client.gateway.schemas.limits import MAX_MESSAGES, AtMost
+from client.gateway.schemas.sampling import Fields, NoTemplate
 
 
 class TokenizeRequest(Fields):
@@ -14,12 +15,12 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], AtMost(MAX_MESSAGES, "messages")] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template: str | None = None
+    chat_template: NoTemplate = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
 

@@ -78,7 +78,11 @@ class InProcess:
 
     def ask(self, path: str, body: Any) -> tuple[int, bytes]:
         """Return status and body of the answer to a POST of JSON."""
-        return self._runner.run(self._asked(path, _encoded(body)))
+        return self._runner.run(self._asked("POST", path, _encoded(body)))
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Return status and body of the answer to a GET."""
+        return self._runner.run(self._asked("GET", path, b""))
 
     def cost(self, path: str, body: Any, *, rounds: int = 1, memory: bool = True) -> Cost:
         """Return what a request takes: the least of several rounds."""
@@ -89,19 +93,20 @@ class InProcess:
                 started = time.process_time()
                 status, answer = self.ask(path, content)
                 times.append(time.process_time() - started)
-        peak = self._peak(path, content) if memory else 0
+        peak = self.peak(lambda: self.ask(path, content)) if memory else 0
         return Cost(status, len(content), min(times), peak, answer)
 
-    def _peak(self, path: str, content: bytes) -> int:
+    def peak(self, action: Callable[[], object]) -> int:
+        """Return by how many bytes Python's objects grow at most."""
         gc.collect()
         tracemalloc.start()
         try:
-            self.ask(path, content)
+            action()
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
-    async def _asked(self, path: str, content: bytes) -> tuple[int, bytes]:
+    async def _asked(self, method: str, target: str, content: bytes) -> tuple[int, bytes]:
         messages = iter([{"type": "http.request", "body": content, "more_body": False}])
         sent: list[Any] = []
 
@@ -113,14 +118,15 @@ class InProcess:
         async def send(message: Any) -> None:
             sent.append(message)
 
+        path, _, query = target.partition("?")
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
             "http_version": "1.1",
-            "method": "POST",
+            "method": method,
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "scheme": "http",
             "server": ("a", 1),
             "client": ("b", 2),

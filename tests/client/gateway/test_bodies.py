@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from client.gateway.routes.json_route import num_containers
 from client.gateway.settings import GatewaySettings
 from client.gateway.tool_calls.choice import MAX_TOOLS
 from tests.client.fake_triton import FakeTriton
@@ -32,7 +37,7 @@ def gateway(triton: FakeTriton) -> Iterator[str]:
 @pytest.mark.parametrize("path", NEEDED)
 @pytest.mark.parametrize(
     "member",
-    [b'"user": "\\ud800"', b'"stop": ["\\udc00"]', b'"\\ud800": 1', b'"a": ' + b"[" * 10**6],
+    [b'"user": "\\ud800"', b'"stop": ["\\udc00"]', b'"\\ud800": 1', b'"a": ' + b"[" * 10**4],
     ids=["text", "list", "name", "depth"],
 )
 def test_what_cannot_be_sent_on_is_refused(gateway: str, path: str, member: bytes) -> None:
@@ -107,3 +112,36 @@ def test_a_field_of_chats_is_named_where_there_is_no_chat(gateway: str) -> None:
     reply = ask(gateway, "POST", "/tokenize", {"prompt": "a", "add_generation_prompt": True})
     assert reply.error["message"] == "add_generation_prompt: needs messages"
     assert reply.error["param"] == "add_generation_prompt"
+
+
+@pytest.mark.parametrize("path", NEEDED)
+@pytest.mark.parametrize("member", [b'"a": [%b{}]' % (b"{}, " * 70_000), b'"a": ' + b"[" * 10**6])
+def test_body_of_too_many_objects_is_refused(gateway: str, path: str, member: bytes) -> None:
+    reply = ask(gateway, "POST", path, b"{%b, %b}" % (NEEDED[path], member))
+    assert reply.status == 400
+    assert "objects and lists; at most 65536 are allowed in one" in reply.error["message"]
+
+
+def test_braces_in_texts_are_no_objects(gateway: str) -> None:
+    body = {"prompt": '"{[\\' * 50_000}
+    assert ask(gateway, "POST", "/v1/completions", body).status == 200
+
+
+@given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_objects_of_a_body_are_counted(value: Any) -> None:
+    def count(value: Any) -> int:
+        inner = value.values() if isinstance(value, dict) else value
+        return 0 if isinstance(value, str) else 1 + sum(map(count, inner))
+
+    for is_ascii in (True, False):
+        body = json.dumps(value, ensure_ascii=is_ascii).encode(errors="replace")
+        assert num_containers(body) == count(value)
+
+
+@pytest.mark.parametrize(
+    "body", [b'"' * 300_000, b'\\"' * 150_000, b'"\\' * 150_000, b'"a' * 150_000]
+)
+def test_count_of_objects_reads_what_is_no_json_once(body: bytes) -> None:
+    started = time.process_time()
+    num_containers(body)
+    assert time.process_time() - started < 1  # a second of reading again and again is a minute

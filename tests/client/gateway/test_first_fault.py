@@ -33,7 +33,7 @@ def numbered(value: Any, numbers: Iterable[int] = range(MANY)) -> dict[str, Any]
         (EmbeddingsRequest, {"input": [1, 2, *["a"] * MANY]}, "input[2]"),
         (EmbeddingsRequest, {"input": [["a"]] * MANY}, "input[0][0]"),
         (CompletionRequest, {"prompt": [None] * MANY}, "prompt[0]"),
-        (CompletionRequest, {"prompt": "a", "stop": ["a", *range(MANY)]}, "stop[1]"),
+        (CompletionRequest, {"prompt": "a", "stop": ["a", *range(200)]}, "stop[1]"),
         (CompletionRequest, {"prompt": "a", "stop_token_ids": ["a"] * MANY}, "stop_token_ids[0]"),
         (CompletionRequest, {"prompt": "a", "logit_bias": numbered("x")}, "logit_bias.0"),
         (CompletionRequest, {"prompt": "a", **numbered(1)}, "0"),

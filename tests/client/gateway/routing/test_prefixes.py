@@ -72,7 +72,7 @@ def test_a_conversation_that_goes_on_keeps_its_beginning(messages: list[dict[str
     tools = {"tools": [{"type": "function"}]}
     earlier = prompt_bytes(None, messages[:-1], tools)
     later = prompt_bytes(None, messages, tools)
-    assert later.startswith(earlier[:-2])  # without the closing brackets
+    assert later.startswith(earlier)
 
 
 def test_what_cannot_be_sent_has_no_bytes() -> None:
@@ -80,3 +80,13 @@ def test_what_cannot_be_sent_has_no_bytes() -> None:
     assert prompt_bytes(None, [{"content": object()}], None) == b""
     assert prompt_bytes(None, [{"content": "\ud800"}], None) == b""
     assert prompt_bytes("\ud800", None, None) == b"?"
+
+
+def test_no_more_of_a_prompt_is_encoded_than_decides() -> None:
+    most = MAX_BLOCKS * BLOCK_BYTES
+    assert len(prompt_bytes("a" * 2 * most, None, None)) == most
+    assert len(prompt_bytes([1] * most, None, None)) == most
+    message = {"role": "user", "content": "a" * 1000}
+    few, many = (prompt_bytes(None, [message] * n, None) for n in (most // 1000, most))
+    assert most <= len(many) <= most + 2000
+    assert many.startswith(few[:most])
