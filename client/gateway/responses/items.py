@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.json import Decoder
 from pydantic import TypeAdapter
 
 from client.gateway.errors import ApiError
@@ -14,12 +17,22 @@ from client.gateway.schemas.response_request import InputItemsQuery, ResponseReq
 from client.gateway.schemas.response_resource import ItemList
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
+_RAW_ITEMS = Decoder(list[Raw])
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
 }
+
+
+class _Identified(Struct):
+    """An item, of which the id alone is read."""
+
+    id: str
+
+
+_IDENTIFIED = Decoder(_Identified)
 
 
 def items_of(body: ResponseRequest) -> list[Item | ItemReference]:
@@ -39,20 +52,35 @@ def listed(items: Sequence[Item]) -> list[dict[str, Any]]:
     return [_listed(item) for item in items]
 
 
-def page(items: list[dict[str, Any]], query: InputItemsQuery) -> ItemList:
+def raw_items(content: bytes) -> list[Raw]:
+    """Return the items of a list that is kept, each as JSON."""
+    return _RAW_ITEMS.decode(content)
+
+
+def id_of(item: Raw) -> str:
+    """Return the id of an item that is kept."""
+    return _IDENTIFIED.decode(item).id
+
+
+def page(content: bytes, query: InputItemsQuery) -> ItemList:
     """Return the part of a list that is asked for.
+
+    Args:
+        content: the items as they are kept.
+        query: which of them.
 
     Raises:
         ApiError: `after` is none of the items.
     """
+    items = raw_items(content)
     ordered = items if query.order == "asc" else items[::-1]
     begin = 0
     if query.after is not None:
-        ids = [item["id"] for item in ordered]
+        ids = [id_of(item) for item in ordered]
         if query.after not in ids:
             raise ApiError(400, f"after: there is no item {query.after!r}", param="after")
         begin = ids.index(query.after) + 1
-    found = ordered[begin : begin + query.limit]
+    found = [msgspec.json.decode(item) for item in ordered[begin : begin + query.limit]]
     return ItemList(
         found,
         first_id=found[0]["id"] if found else None,

@@ -32,6 +32,7 @@ DELETE FROM responses WHERE number IN (
 )
 """
 _SELECT = "SELECT response, input FROM responses WHERE owner = ? AND id = ?"
+_SELECT_SIZE = "SELECT size FROM responses WHERE owner = ? AND id = ?"
 _SELECT_BY_ITEM = """
 SELECT response, input FROM responses JOIN items USING (number, owner)
 WHERE items.owner = ? AND items.id = ?
@@ -85,6 +86,10 @@ class ResponseStore:
         """Return a response, if it is there."""
         return await asyncio.to_thread(self._get, owner, response_id)
 
+    async def size(self, owner: str, response_id: str) -> int | None:
+        """Return how many bytes a response has, with what it answers, if it is there."""
+        return await asyncio.to_thread(self._size, owner, response_id)
+
     async def get_by_item(self, owner: str, item_id: str) -> StoredResponse | None:
         """Return a response that has an item in its input or output."""
         return await asyncio.to_thread(self._get, owner, item_id, _SELECT_BY_ITEM)
@@ -116,6 +121,11 @@ class ResponseStore:
         with self._lock:
             found = self._db.execute(query, (owner, own_id)).fetchone()
         return None if found is None else StoredResponse(*found)
+
+    def _size(self, owner: str, response_id: str) -> int | None:
+        with self._lock:
+            found = self._db.execute(_SELECT_SIZE, (owner, response_id)).fetchone()
+        return None if found is None else int(found[0])
 
     def _delete(self, owner: str, response_id: str) -> bool:
         with self._lock:

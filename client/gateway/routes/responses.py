@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Depends, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -64,7 +64,7 @@ async def input_items(
 ) -> Response:
     """List the items that a stored response answers, those of earlier turns among them."""
     stored = await _stored(gateway, response_id)
-    return JsonAnswer(page(msgspec.json.decode(stored.input), query))
+    return JsonAnswer(await asyncio.to_thread(page, stored.input, query))
 
 
 async def _stored(gateway: Gateway, response_id: str) -> StoredResponse:

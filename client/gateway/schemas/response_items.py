@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
+from client.gateway.schemas.limits import MAX_ITEMS, AtMost
 from client.gateway.schemas.sampling import Fields
 from client.gateway.schemas.unions import Key
 
 _Status = Literal["in_progress", "completed", "incomplete"]
+
+
+# It is large, and says nothing to the model.
+_Dropped = Annotated[list[dict[str, Any]], AfterValidator(lambda _: [])]
 
 
 class InputText(Fields):
@@ -24,8 +29,8 @@ class OutputText(Fields):
 
     type: Literal["output_text"]
     text: str
-    annotations: list[dict[str, Any]] = Field(default_factory=list)
-    logprobs: list[dict[str, Any]] = Field(default_factory=list)
+    annotations: _Dropped = Field(default_factory=list)
+    logprobs: _Dropped = Field(default_factory=list)
     parsed: Any = Field(None, exclude=True)
 
 
@@ -156,6 +161,7 @@ InputItem = Annotated[
     TYPE.only("message", "function_call", "function_call_output", "reasoning", "item_reference"),
 ]
 Input = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[InputItem], Tag("<list>")],
+    Annotated[str, Tag("<text>")]
+    | Annotated[list[InputItem], AtMost(MAX_ITEMS, "items"), Tag("<list>")],
     Discriminator(_is_list),
 ]
