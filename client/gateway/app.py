@@ -59,7 +59,7 @@ def create_app(settings: GatewaySettings, shared: Path | None = None) -> FastAPI
     )
     app.state.gateway = gateway
     # The last one is the first to see a request.
-    app.add_middleware(BodyLimits)
+    app.add_middleware(BodyLimits, max_buffered_bytes=settings.max_buffered_bytes)
     if gateway.quotas is not None:
         app.add_middleware(Access, quotas=gateway.quotas)
     if origins := settings.allowed_origins:

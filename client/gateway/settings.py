@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from client.connection import SSLOptions
 from client.errors import ConfigurationError
 from client.gateway.routing.balance import Balance
+from client.gateway.security.body_limits import MAX_BUFFERED_BYTES
 from client.gateway.security.tenants import Tenants
 from client.request import ENSEMBLE
 
@@ -37,6 +38,8 @@ class GatewaySettings:
         allowed_origins: web sites whose pages may call the gateway; `*` for all.
         max_stored_responses: responses of each tenant that are kept for `store`; 0: none.
         max_stored_bytes: of them together, per tenant.
+        max_buffered_bytes: of the bodies of requests of all connections together, until they are
+            answered; several workers share it equally.
         ssl_certfile, ssl_keyfile: the gateway's own certificate and its key (PEM), for HTTPS.
     """
 
@@ -51,6 +54,7 @@ class GatewaySettings:
     allowed_origins: tuple[str, ...] = ()
     max_stored_responses: int = 256
     max_stored_bytes: int = 64 * 2**20
+    max_buffered_bytes: int = MAX_BUFFERED_BYTES
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
 

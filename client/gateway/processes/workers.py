@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,7 +38,8 @@ class Workers:
             bound: to the address, which nobody else had. It is closed.
             count: how many workers.
         """
-        self._settings = SETTINGS.dump_json(settings)
+        share = settings.max_buffered_bytes // count
+        self._settings = SETTINGS.dump_json(replace(settings, max_buffered_bytes=share))
         self._address = bound.getsockname()
         self._family = bound.family
         bound.close()

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from client.gateway.security.body_limits import MAX_BODY_BYTES, MAX_HEAD_BYTES, BodyLimits
 from client.gateway.security.http_protocol import BoundedHttpProtocol
@@ -235,3 +235,63 @@ def test_a_client_that_goes_is_noticed_with_others_of_its_requests_waiting(
     assert not LEFT.wait(0.1)
     peer.close()
     assert LEFT.wait(60)
+
+
+class Held:
+    """Requests whose bodies come in pieces, to an application that answers when it is told to."""
+
+    def __init__(self, max_buffered_bytes: int) -> None:
+        self._limits = BodyLimits(self._answer, max_buffered_bytes=max_buffered_bytes)
+        self.go_on = asyncio.Event()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.go_on.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(self, size: int, *, is_whole: bool = True) -> tuple[int, dict[bytes, bytes]]:
+        """Return status and headers of the answer to a body of a size."""
+        pieces = [b"x" * 2**14] * (size // 2**14)
+        messages = iter([{"type": "http.request", "body": p, "more_body": True} for p in pieces])
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            if (message := next(messages, None)) is not None:
+                return message
+            if not is_whole:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/", "headers": [], "state": {}}
+        await self._limits(scope, receive, send)
+        return sent[0]["status"], dict(sent[0]["headers"])
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_bodies_of_all_connections_are_bounded_together(is_whole: bool) -> None:
+    async def episode() -> None:
+        held = Held(max_buffered_bytes=2**20)
+        # With 64 KiB each that do not count: 512 KiB and 448 KiB do.
+        sizes = (2**19 + 2**16, 2**19)
+        others = [asyncio.create_task(held.ask(size, is_whole=is_whole)) for size in sizes]
+        await asyncio.sleep(0)
+        status, headers = await held.ask(2**18)
+        assert (status, headers[b"retry-after"]) == (503, b"1")
+        fits = asyncio.create_task(held.ask(2**17))
+        small = [asyncio.create_task(held.ask(2**16)) for _ in range(50)]
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in (*others, fits, *small))
+        if is_whole:
+            held.go_on.set()
+            found = await asyncio.gather(*others, fits, *small)
+            assert {status for status, _ in found} == {200}
+        for each in (*others, fits, *small):
+            each.cancel()
+        await asyncio.gather(*others, fits, *small, return_exceptions=True)
+        held.go_on.set()
+        assert (await held.ask(2**20))[0] == 200  # all of it is free again
+
+    asyncio.run(episode())
