@@ -23,6 +23,8 @@ from engine.text.stop.checker import StopChecker
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+MAX_BYPASSED = 64  # later sequences that may be admitted before one that waits, over its life
+
 
 class Finish(NamedTuple):
     """How a sequence ended; decided once, when its last token is appended or it is aborted.
@@ -144,6 +146,16 @@ class Request:
     def is_awaited(self) -> bool:
         """Whether running sequences of its request cannot go on without it."""
         return False
+
+    @property
+    def companions(self) -> Sequence[Request]:
+        """The sequences for which `is_awaited` changes when this one begins or ceases to run."""
+        return ()
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether as many later sequences were admitted before it as may be."""
+        return self.times.num_bypassed >= MAX_BYPASSED
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

@@ -41,12 +41,20 @@ class RequestKV:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Times of one sequence, in seconds of `time.monotonic()`; None: has not happened yet."""
+    """Times of one sequence, in seconds of `time.monotonic()`; None: has not happened yet.
+
+    All beams of a search share one.
+
+    Attributes:
+        last_token: written with each step that gives a token.
+        num_bypassed: how many later sequences were admitted while it was the first that waited.
+    """
 
     arrival: float
     first_scheduled: float | None = None
     first_token: float | None = None
-    last_token: float = 0.0  # written with each step that gives a token
+    last_token: float = 0.0
+    num_bypassed: int = 0
 
 
 @dataclass(slots=True)

@@ -187,7 +187,7 @@ class Scheduler:
 
     def _run(self, request: Request, admitted: Admitted, step: ScheduleBuilder) -> None:
         """Move `request` from its queue to `running`, with a slot and blocks for all its tokens."""
-        self.waiting.discard(request)
+        self.waiting.admit(request)
         is_fork = bool(request.kv.tables)
         self.kv_cache.reuse_prefix(request, admitted.prefix)
         request.num_computed_tokens = admitted.start
@@ -202,6 +202,7 @@ class Scheduler:
         step.copies.extend(copies)
         step.swap_in.extend(self.kv_cache.swap_in(request, admitted.prefix))
         slot = self.slots.assign(request)
+        self.waiting.refresh(request.companions)
         self.constraints.add(slot, request)
         self._reader.scorer.add(request)
         step.admit(request, admitted.num_tokens)
@@ -250,6 +251,7 @@ class Scheduler:
         if request.slot is not None:
             self.constraints.discard(request.slot)
             self.slots.release(request)
+            self.waiting.refresh(request.companions)
             self._running_slots = None
         self.kv_cache.free(request)
         request.num_computed_tokens = 0

@@ -84,6 +84,11 @@ class Beam(Request):
         return any(each.slot is not None for each in self.group.live if each is not self)
 
     @property
+    def companions(self) -> Sequence[Request]:
+        """The live beams of its search, itself among them."""
+        return self.group.live
+
+    @property
     def host_chooses(self) -> bool:
         """Always: no step may run ahead of the choice."""
         return True

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from heapq import heappop, heappush
+from itertools import count
 from typing import NamedTuple
 
 from engine.core.kv.prefix_cache import PrefixCache
@@ -16,8 +18,9 @@ _MAX_PLACES = 256  # ahead for which a request waits before it is looked up agai
 class _Wait(NamedTuple):
     """A request waits until the first `num_places` blocks of another one are computed."""
 
-    request: Request
     num_places: int
+    number: int  # unique, so that requests are not compared
+    request: Request
 
 
 class AwaitedPrefixes:
@@ -35,7 +38,8 @@ class AwaitedPrefixes:
         self._waiting = waiting
         self._prefix_cache = prefix_cache
         self._block_size = block_size
-        self._waits: defaultdict[Request, list[_Wait]] = defaultdict(list)  # by whom they wait for
+        self._waits: defaultdict[Request, list[_Wait]] = defaultdict(list)  # heaps, by the other
+        self._numbers = count()
         # Of running prefills, by the hash of the block that each completes next; None: not looked
         # up in this step yet.
         self._computing: dict[bytes, Request] | None = None
@@ -45,12 +49,11 @@ class AwaitedPrefixes:
         self._computing = None
         for running in list(self._waits):
             num_places = running.num_computed_tokens // self._block_size
-            waits = self._waits.pop(running)
-            for wait in waits:
-                if running.slot is not None and wait.num_places > num_places:
-                    self._waits[running].append(wait)
-                else:
-                    self._waiting.take_back(wait.request)
+            waits = self._waits[running]
+            while waits and (running.slot is None or waits[0].num_places <= num_places):
+                self._waiting.take_back(heappop(waits).request)
+            if not waits:
+                del self._waits[running]
 
     def pass_over(self, request: Request, missing_hash: bytes | None) -> bool:
         """Pass over `request` if one that runs completes the block `missing_hash` next.
@@ -61,7 +64,7 @@ class AwaitedPrefixes:
             return False
         start = running.num_computed_tokens // self._block_size
         num_places = self._prefix_cache.num_common_places(request, running, start + _MAX_PLACES)
-        self._waits[running].append(_Wait(request, num_places))
+        heappush(self._waits[running], _Wait(num_places, next(self._numbers), request))
         self._waiting.pass_over(request)
         return True
 

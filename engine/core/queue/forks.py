@@ -38,9 +38,8 @@ class Forks:
 
     def reclaim(self) -> bool:
         """Free the blocks of the last waiting fork that has some; False if none has."""
-        if not self._waiting.forked:
+        if (fork := self._waiting.pop_last_fork()) is None:
             return False
-        fork = self._waiting.forked.pop_last()
         self._kv_cache.free(fork)
         fork.num_computed_tokens = 0
         self._waiting.push(fork)

@@ -33,12 +33,17 @@ class Victims:
         """Return the sequence that gives way to the next waiting one, which finds no room.
 
         None does unless `head` is of a tenant that has none running, and there is one with several;
-        nor does one of higher priority, nor one for which others would have to wait.
+        nor does one of higher priority, nor one for which others would have to wait, nor one that
+        was bypassed so often that it is overdue: it would be preempted again and again.
         """
         num_running = self._num_running
         if num_running[head.tenant]:
             return None
-        several = (e for e in running if num_running[e.tenant] > 1 and not e.is_awaited)
+        several = (
+            each
+            for each in running
+            if num_running[each.tenant] > 1 and not (each.is_awaited or each.is_overdue)
+        )
         victim = max(several, key=self._key, default=None)
         if victim is None or self._rank(victim)[0] < self._rank(head)[0]:
             return None

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, takewhile
 
+from engine.core.queue.keyed_heap import KeyedHeap
 from engine.core.queue.queue_limits import Load, QueueLimits
 from engine.core.queue.rank import Rank
 from engine.core.queue.tenant_queue import TenantQueue
 from engine.core.queue.tenant_shares import TenantShares
 from engine.core.request import Request
+
+_Turn = tuple[int, tuple[int, int], Rank]  # priority, share of the tenant, rank
 
 
 class WaitingQueues:
@@ -18,6 +21,9 @@ class WaitingQueues:
 
     The next to run is of the tenant with the fewest running sequences, of several that whose turn
     was longest ago, and of a tenant's the first in rank: so each gets as many slots as any other.
+    Before them come, by rank, beams for which other beams of their search hold slots, and sequences
+    that were bypassed by so many later ones that they are overdue. The first that waits is bypassed
+    by `MAX_BYPASSED` admissions at most, so that every one is admitted in the end.
 
     Attributes:
         queued: requests that have not been admitted yet, each as its first sequence.
@@ -41,6 +47,9 @@ class WaitingQueues:
         self._queues = (self.queued, self.paused, self.forked)
         self.held: dict[tuple[int, int], Request] = {}
         self._passed_over: set[Request] = set()
+        # Of what is not passed over: what comes first, and the rest with the tenants by turn.
+        self._urgent, self._ready = TenantQueue(rank), TenantQueue(rank)
+        self._turns: KeyedHeap[_Turn] = KeyedHeap()
         self.queued_load = Load()
         self._tenant_loads: defaultdict[str, Load] = defaultdict(Load)  # of `queued`
 
@@ -57,16 +66,21 @@ class WaitingQueues:
     @property
     def head(self) -> Request | None:
         """The next sequence to run, None if none waits that is not passed over."""
-        firsts = chain.from_iterable(queue.firsts(self._passed_over) for queue in self._queues)
-        return min(firsts, key=self._turn, default=None)
+        while self._shares.changed:
+            self._set_turn(self._shares.changed.pop())
+        tenant, urgent = self._turns.first(), self._urgent.first
+        first = None if tenant is None else self._ready.first_of(tenant)
+        if urgent is None or first is None:
+            return urgent or first
+        return urgent if self._rank(urgent)[0] <= self._rank(first)[0] else first
 
-    def _turn(self, request: Request) -> tuple[int, tuple[int, int], Rank]:
-        """Smaller runs earlier: by priority, then share, then rank.
-
-        One for which running beams of its search wait comes first: they hold slots meanwhile.
-        """
-        rank = self._rank(request)
-        return rank[0], (-1, 0) if request.is_awaited else self._shares.of(request.tenant), rank
+    def _set_turn(self, tenant: str) -> None:
+        """Place a tenant among the others: by priority, then share, then rank of its first."""
+        if (first := self._ready.first_of(tenant)) is None:
+            self._turns.discard(tenant)
+        else:
+            rank = self._rank(first)
+            self._turns.set(tenant, (rank[0], self._shares.of(tenant), rank))
 
     def load_without_slot(self, num_free_slots: int) -> Load:
         """Return the load of queued requests that do not fit into the free slots."""
@@ -129,16 +143,35 @@ class WaitingQueues:
     def push(self, request: Request) -> None:
         """Queue `request`. Its state must not change until it is removed."""
         self._queue_of(request).push(request)
+        self._enter(request)
         if _is_new(request):
             self._count(request.tenant, _load(request))
+
+    def admit(self, request: Request) -> None:
+        """Remove `request`, which is to run, and count that it bypasses an earlier one."""
+        self.discard(request)
+        first = self._ready.first
+        if first is not None and self._rank(first) < self._rank(request):
+            first.times.num_bypassed += 1
+            if first.is_overdue:
+                self.refresh([first, *first.companions])
+
+    def refresh(self, requests: Iterable[Request]) -> None:
+        """Note that some sequences may have become urgent, or are no longer."""
+        for request in requests:
+            if self._leave(request):
+                self._enter(request)
 
     def pass_over(self, request: Request) -> None:
         """Let others run before `request`, which stays in its queue."""
         self._passed_over.add(request)
+        self._leave(request)
 
     def take_back(self, request: Request) -> None:
         """Pass `request` over no longer, if it still waits."""
-        self._passed_over.discard(request)
+        if request in self._passed_over:
+            self._passed_over.remove(request)
+            self._enter(request)
 
     def hold(self, *requests: Request) -> None:
         """Keep sequences until they are ready to run; they are in no other's way."""
@@ -152,8 +185,16 @@ class WaitingQueues:
         """Remove `request`, if it is queued or held."""
         self.held.pop((request.uid, request.index), None)
         self._passed_over.discard(request)
+        self._leave(request)
         if self._queue_of(request).discard(request) and _is_new(request):
             self._count(request.tenant, Load() - _load(request))
+
+    def pop_last_fork(self) -> Request | None:
+        """Remove the last sequence of `forked` in rank, and return it; None if there is none."""
+        last = next(reversed(self.forked), None)
+        if last is not None:
+            self.discard(last)
+        return last
 
     def check_integrity(self) -> None:
         """Assert that each sequence waits in the queue of its state, in order, and is counted."""
@@ -162,10 +203,41 @@ class WaitingQueues:
             queue.check_integrity()
             assert all(self._queue_of(request) is queue for request in queue)
         assert self._passed_over.issubset(self)
+        self._check_head()
         for request in self.queued:
             loads[request.tenant] += _load(request)
         assert self._tenant_loads == loads
         assert self.queued_load == sum(loads.values(), Load())
+
+    def _check_head(self) -> None:
+        """Assert that `head` is what a scan of all sequences finds."""
+        ready = set(self) - self._passed_over
+        urgent = {each for each in ready if _is_urgent(each)}
+        for queue, members in ((self._urgent, urgent), (self._ready, ready - urgent)):
+            queue.check_integrity()
+            assert set(queue) == members
+
+        def turn(request: Request) -> tuple[int, tuple[int, int], Rank]:
+            rank = self._rank(request)
+            return rank[0], (-1, 0) if request in urgent else self._shares.of(request.tenant), rank
+
+        assert self.head is min(ready, key=turn, default=None)
+
+    def _enter(self, request: Request) -> None:
+        if _is_urgent(request):
+            self._urgent.push(request)
+        else:
+            self._ready.push(request)
+            self._set_turn(request.tenant)
+
+    def _leave(self, request: Request) -> bool:
+        """Return whether `request` was in line to be admitted."""
+        if self._urgent.discard(request):
+            return True
+        was_ready = self._ready.discard(request)
+        if was_ready:
+            self._set_turn(request.tenant)
+        return was_ready
 
     def _count(self, tenant: str, load: Load) -> None:
         self.queued_load += load
@@ -177,6 +249,11 @@ class WaitingQueues:
         if request.kv.tables:
             return self.forked
         return self.queued if _is_new(request) else self.paused
+
+
+def _is_urgent(request: Request) -> bool:
+    """Whether `request` comes before other tenants' turns."""
+    return request.is_overdue or request.is_awaited
 
 
 def _is_new(request: Request) -> bool:
