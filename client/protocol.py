@@ -62,6 +62,7 @@ class SamplingOptions(TypedDict, total=False):
     response_format: Mapping[str, Any] | None
     cache_salt: str
     tenant: str
+    tenant_key: str
     echo: bool
 
 

@@ -54,6 +54,13 @@ def command(
             envvar="TRIDENT_API_KEY_FILE", help="Tenants, hashes of their keys, limits (TOML)."
         ),
     ] = None,
+    tenant_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="TRIDENT_TENANT_KEY",
+            help="The servers' setting tenant_key, with which they take the keys' tenants apart.",
+        ),
+    ] = None,
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option(help="Web site whose pages may call the gateway (CORS); repeatable."),
@@ -91,6 +98,7 @@ def command(
         headers=given.headers,
         balance=Balance(cache_threshold, balance_abs_threshold, balance_rel_threshold),
         tenants=read_tenants(api_key or (), api_key_file),
+        tenant_key=tenant_key or None,
         allowed_origins=tuple(allowed_origin or ()),
         max_stored_responses=max_stored_responses,
         max_stored_bytes=max_stored_bytes,

@@ -25,6 +25,7 @@ _END_TIMEOUT_S = 2  # without waiting for answers
 _POLL_S = 0.05
 _TLS = "TRIDENT_TLS"  # and TRIDENT_TLS_CA ...: how clients speak with a server
 _API_KEY = "TRIDENT_API_KEY"  # its own option's variable, which no list of processes shows
+_TENANT_KEY = "TRIDENT_TENANT_KEY"  # likewise
 # -P: no file of the working directory in place of a module.
 _COMMAND = (sys.executable, "-P", "-m", "client.cli", "gateway")
 
@@ -56,6 +57,8 @@ class GatewayProcess:
             environment = {n: v for n, v in environment.items() if not n.startswith(_TLS)}
         if options.api_keys:
             environment[_API_KEY] = " ".join(options.api_keys)
+        if server.config.tenant_key is not None:
+            environment[_TENANT_KEY] = server.config.tenant_key
         with log.open("ab") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", child.__file__, str(os.getpid()), *command],

@@ -1,7 +1,9 @@
 """`trident serve` as the terminal shows it: loading, the addresses, then what goes wrong."""
 
+import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,13 +88,17 @@ def serve(
         ServerStartError: it cannot be started.
     """
     display = ServerLog(console, everything=not console.is_terminal)
-    server = TritonServer(
-        settings,
+    make = partial(
+        TritonServer,
         arguments=arguments,
         host=gateway.host,
         repository=repository,
         on_line=display.show,
     )
+    server = make(settings)
+    if server.config.tenant_key is None and gateway.asks_for_key():
+        # So that only the gateway's tenants count as several.
+        server = make({**settings, "tenant_key": secrets.token_urlsafe(32)})
     with stopped_by_signals():
         try:
             endpoint = gateway_endpoint(server, gateway)

@@ -75,7 +75,7 @@ class Gateway:
         """Return the same gateway, whose requests are this tenant's."""
         assert self.quotas is not None, "tenants are known by their keys"
         theirs = copy(self)
-        theirs.client = TenantClient(self.pool, tenant, self.quotas)
+        theirs.client = TenantClient(self.pool, tenant, self.quotas, self.settings.tenant_key)
         theirs.owner = tenant.digests[0].hex()
         return theirs
 

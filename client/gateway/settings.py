@@ -35,6 +35,8 @@ class GatewaySettings:
         headers: sent with each call to the servers.
         balance: which of the servers a request goes to.
         tenants: who is let in, and how much each may ask; None: everybody.
+        tenant_key: the setting of the servers, with which they take the tenants apart; None: they
+            count as one there.
         allowed_origins: web sites whose pages may call the gateway; `*` for all.
         max_stored_responses: responses of each tenant that are kept for `store`; 0: none.
         max_stored_bytes: of them together, per tenant.
@@ -51,6 +53,7 @@ class GatewaySettings:
     headers: Mapping[str, str] = field(default_factory=dict)
     balance: Balance = field(default_factory=Balance)
     tenants: Tenants | None = None
+    tenant_key: str | None = field(default=None, repr=False)
     allowed_origins: tuple[str, ...] = ()
     max_stored_responses: int = 256
     max_stored_bytes: int = 64 * 2**20

@@ -37,6 +37,7 @@ from engine.config.setting_types import (
     ReasoningParser,
     ServedModelName,
     Speculative,
+    TenantKey,
     ToolCallParser,
 )
 from engine.errors import ConfigError
@@ -124,6 +125,12 @@ class EngineConfig(BaseModel):
         None,
         description="prompt tokens of waiting requests; default: max_num_queued_reqs of the mean "
         "length that the KV cache holds for max_num_seqs, 4 million at most",
+    )
+    tenant_key: TenantKey | None = Field(
+        None,
+        repr=False,
+        description="secret with which a gateway names the `tenant` of a request; requests without "
+        "it count as those of one tenant",
     )
     request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="seconds from arrival until a request is ended; default: no limit"

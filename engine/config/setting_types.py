@@ -94,6 +94,15 @@ def _named(value: str) -> str:
 Model = Annotated[PathText, AfterValidator(_named)]
 
 
+def _secret(value: str) -> str:
+    if not re.fullmatch(r"[!-~]{16,256}", value, re.ASCII):
+        raise ValueError("must be 16 to 256 visible ASCII characters: see openssl rand -hex 32")
+    return value
+
+
+TenantKey = Annotated[str, AfterValidator(_secret)]
+
+
 def _one_of(known: Iterable[str]) -> Callable[[str], str]:
     def check(value: str) -> str:
         if value not in (AUTO, NONE, *known):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.errors import RequestError
 from engine.json_reader import parse_json, parse_json_fields
@@ -14,6 +16,7 @@ from engine.validation.limits import (
     check_cache_salt,
     check_size,
     check_tenant,
+    check_tenant_key,
 )
 
 # Request parameters that Triton and its clients set for themselves.
@@ -82,11 +85,65 @@ def take_cache_salt(fields: dict[str, Any]) -> str:
     return "" if salt is None else check_cache_salt(salt)
 
 
-def take_tenant(fields: dict[str, Any]) -> str:
-    """Remove `tenant` from `fields`, where it is beside the sampling parameters; "" if absent.
+class Tenant(NamedTuple):
+    """On whose behalf a request says that it is made, and the key that shows that it may say so."""
+
+    name: str = ""
+    key: str = ""
+
+    def trusted(self, tenant_key: str | None) -> str:
+        """Return the tenant that the request counts as: without a key one and the same.
+
+        Args:
+            tenant_key: the server's setting.
+
+        Raises:
+            RequestError: the request has another key.
+        """
+        if not self.key:
+            return ""
+        if tenant_key is None:
+            raise RequestError(
+                "tenant_key: the server has none (its setting tenant_key); leave it out, and all "
+                "requests count as those of one tenant"
+            )
+        if not hmac.compare_digest(self.key.encode(), tenant_key.encode()):
+            raise RequestError("tenant_key: is not that of the server (its setting tenant_key)")
+        return self.name
+
+
+def take_tenant(fields: dict[str, Any]) -> Tenant:
+    """Remove `tenant` and `tenant_key` from `fields`; they are no sampling parameters.
 
     Raises:
-        RequestError: it is no valid name.
+        RequestError: one is no valid name.
     """
-    tenant = fields.pop("tenant", None)
-    return "" if tenant is None else check_tenant(tenant)
+    name, key = fields.pop("tenant", None), fields.pop("tenant_key", None)
+    return Tenant(
+        "" if name is None else check_tenant(name), "" if key is None else check_tenant_key(key)
+    )
+
+
+class _TenantFields(msgspec.Struct):
+    """What of a `sampling_parameters` JSON object is read before the rest of it."""
+
+    tenant: str | None = None
+    tenant_key: str | None = None
+
+
+def queue_tenant(inputs: InputReader, parameters: Mapping[str, Any], tenant_key: str | None) -> str:
+    """Return the tenant that a request waits as, before anything else of it is read.
+
+    That of a wrong request, which is refused later, is any.
+    """
+    if tenant_key is None:
+        return ""
+    fields = {name: parameters[name] for name in ("tenant", "tenant_key") if name in parameters}
+    try:
+        text = inputs.string("sampling_parameters") or "{}"
+        check_size("sampling_parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
+        given = msgspec.json.decode(text, type=_TenantFields)
+        fields |= {name: value for name, value in msgspec.structs.asdict(given).items() if value}
+        return take_tenant(fields).trusted(tenant_key)
+    except (ValueError, RecursionError):
+        return ""

@@ -102,6 +102,11 @@ def check_tenant(value: object) -> str:
     return _check_name("tenant", value, MAX_TENANT_CHARACTERS)
 
 
+def check_tenant_key(value: object) -> str:
+    """Return the `tenant_key` of a request, whatever it is; raises as `check_cache_salt`."""
+    return _check_name("tenant_key", value, MAX_TENANT_CHARACTERS)
+
+
 def _check_name(field: str, value: object, max_characters: int) -> str:
     if not isinstance(value, str) or not value:
         raise RequestError(f"{field}: must be a non-empty string")

@@ -26,12 +26,12 @@ EXIT_TIMEOUT_S = 1
 ALONE = GatewayOptions("0", "127.0.0.1")
 
 
-def _server(triton: FakeTriton) -> Any:
+def _server(triton: FakeTriton, tenant_key: str | None = None) -> Any:
     """Return what a gateway needs to know of a server without TLS."""
     return SimpleNamespace(
         grpc_url=triton.url,
         model="ensemble",
-        config=SimpleNamespace(served_model_name=None, model="demo"),
+        config=SimpleNamespace(served_model_name=None, model="demo", tenant_key=tenant_key),
         endpoints={},
         tls=False,
         exit_timeout_s=EXIT_TIMEOUT_S,
@@ -74,13 +74,25 @@ def test_its_keys_are_in_no_list_of_processes(
     monkeypatch.setenv("TRIDENT_API_KEY", "sk-of-the-shell")
     endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
     options = replace(ALONE, api_keys=("sk-a", "sk-b"))
-    with GatewayProcess(_server(triton), endpoint, options, tmp_path / "log") as gateway:
+    server = _server(triton, "sk-of-the-server")
+    with GatewayProcess(server, endpoint, options, tmp_path / "log") as gateway:
         gateway.wait_until_up()
         processes = [psutil.Process(gateway.pid)]
         processes += processes[0].children(recursive=True)
         assert not any("sk-" in word for each in processes for word in each.cmdline())
         answers = {key: _status(endpoint, key) for key in ("sk-a", "sk-b", "sk-of-the-shell", "")}
+        _ask(endpoint, "sk-a")
+        asked = triton.requests[-1]["sampling_parameters"]
     assert answers == {"sk-a": 200, "sk-b": 200, "sk-of-the-shell": 401, "": 401}
+    # So the server takes the keys' tenants apart.
+    assert (asked["tenant"][:4], asked["tenant_key"]) == ("key-", "sk-of-the-server")
+
+
+def _ask(endpoint: Endpoint, key: str) -> None:
+    with closing(http.client.HTTPConnection(endpoint.address, endpoint.port)) as connection:
+        headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        connection.request("POST", "/v1/completions", b'{"prompt": "a"}', headers)
+        connection.getresponse().read()
 
 
 def _status(endpoint: Endpoint, key: str) -> int:

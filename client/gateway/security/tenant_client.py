@@ -20,9 +20,13 @@ class TenantClient:
     another's request, and all share the engine equally. They count against the tenant's limits.
     """
 
-    def __init__(self, pool: ServerPool, tenant: Tenant, quotas: Quotas) -> None:
+    def __init__(
+        self, pool: ServerPool, tenant: Tenant, quotas: Quotas, tenant_key: str | None = None
+    ) -> None:
+        """Ask `pool` for `tenant`; `tenant_key` is the servers' setting."""
         self._pool = pool
         self._tenant = tenant
+        self._tenant_key = tenant_key
         self._quotas = quotas
 
     async def stream(
@@ -31,6 +35,8 @@ class TenantClient:
         """Yield the answer piece by piece; as `ServerPool.stream`."""
         options["cache_salt"] = self._tenant.cache_salt(options.get("cache_salt", ""))
         options["tenant"] = self._tenant.name
+        if self._tenant_key is not None:
+            options["tenant_key"] = self._tenant_key
         options["request_id"] = self._tenant.request_id(options.get("request_id") or uuid4().hex)
         answers = self._pool.stream(prompt, **options)
         num_input_tokens = 0

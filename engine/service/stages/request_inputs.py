@@ -16,6 +16,7 @@ from engine.errors import RequestError, UnsupportedError
 from engine.protocol.messages import NULL_LOGPROBS
 from engine.protocol.token_ids import TokenIds
 from engine.service.parameters import (
+    Tenant,
     client_parameters,
     parse_sampling_parameters,
     read_priority,
@@ -85,7 +86,7 @@ class RequestInputs:
         embedding_bias: words, and what to add to the logits of their tokens.
         priority: smaller runs earlier.
         cache_salt: only requests with the same salt share cached prefixes.
-        tenant: shares the engine equally with the others.
+        tenant: shares the engine equally with the others, if its key is the server's.
         timeout_us: from now, in microseconds; 0 means none.
         outputs: optional output tensors.
     """
@@ -102,7 +103,7 @@ class RequestInputs:
     embedding_bias: tuple[tuple[str, float], ...]
     priority: int
     cache_salt: str
-    tenant: str
+    tenant: Tenant
     timeout_us: int
     outputs: tuple[str, ...]
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine.protocol.messages import ResponseOptions
 from engine.protocol.token_ids import TokenIds
 from engine.request.sampling_params import SamplingParams
+from engine.service.parameters import Tenant
 from engine.service.stages.request_inputs import requested_outputs
 from engine.service.tensors import InputReader, Tensors
 
@@ -25,7 +26,7 @@ class TokenizedRequest:
     stream: bool
     priority: int
     cache_salt: str
-    tenant: str
+    tenant: Tenant
     timeout_us: int
     options: ResponseOptions
 
@@ -33,7 +34,12 @@ class TokenizedRequest:
 def engine_tensors(request: TokenizedRequest) -> dict[str, NDArray[Any]]:
     """Return `request` as input tensors of the engine, without a batch dimension."""
     params = request.sampling_params.model_dump(mode="json", exclude_defaults=True)
-    params |= {k: v for k in ("cache_salt", "tenant") if (v := getattr(request, k))}
+    others = {
+        "cache_salt": request.cache_salt,
+        "tenant": request.tenant.name,
+        "tenant_key": request.tenant.key,
+    }
+    params |= {name: value for name, value in others.items() if value}
     options = msgspec.msgpack.encode(request.options)
     return {
         "input_ids": request.input_ids,

@@ -52,8 +52,13 @@ def parse_engine_inputs(
     ready: Ready,
     *,
     request_id: str = "",
+    tenant_key: str | None = None,
 ) -> EngineInputs:
-    """Read the inputs of one request to the engine; `ready` carries the limits.
+    """Read the inputs of one request to the engine.
+
+    Args:
+        ready: carries the limits.
+        tenant_key: the setting: without it in the request, its tenant does not count.
 
     Raises:
         RequestError: an input is wrong; the text names it.
@@ -89,7 +94,7 @@ def parse_engine_inputs(
             stream=stream,
             priority=read_priority(inputs),
             cache_salt=cache_salt,
-            tenant=tenant,
+            tenant=tenant.trusted(tenant_key),
             timeout_s=timeout_us / 1e6 if timeout_us else None,
             text_prefix=text_prefix,
             request_id=request_id,

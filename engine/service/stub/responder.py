@@ -37,6 +37,7 @@ class Responder:
     def __init__(self, config: EngineConfig, stage: Stage) -> None:
         """Start the engine process; raises `TridentError` if its engine cannot start."""
         self._stage = stage
+        self._tenant_key = config.tenant_key
         self._metrics = EngineMetrics(
             config, pb_utils.MetricFamily, model=stage.model, version=stage.version
         )
@@ -115,6 +116,7 @@ class Responder:
             request.timeout(),
             self._client.ready,
             request_id=name,
+            tenant_key=self._tenant_key,
         )
         num_prompt_tokens = len(inputs.request.prompt_token_ids)
         skip_special_tokens, options = inputs.skip_special_tokens, inputs.options

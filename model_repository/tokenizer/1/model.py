@@ -14,13 +14,14 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
+from engine.service.parameters import queue_tenant
 from engine.service.stages.preprocessor import Preprocessor
 from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenize import tokenize_tensors
 from engine.service.stages.tokenized_request import engine_tensors, stop_tensors
 from engine.service.stages.tokenizer_queue import TokenizerQueue, size_of
-from engine.service.tensors import Tensors
-from engine.service.triton import Stage, input_tensors, request_parameters, send
+from engine.service.tensors import InputReader, Tensors
+from engine.service.triton import Stage, input_tensors, request_id, request_parameters, send
 
 
 class TritonPythonModel:
@@ -31,6 +32,7 @@ class TritonPythonModel:
         self._stage = Stage(args)
         self._preprocess = self._stage.start(Preprocessor.from_config)
         self._queue = self._stage.start(TokenizerQueue.of)
+        self._tenant_key = self._stage.start(lambda config: config.tenant_key)
 
     def execute(self, requests: list[Any]) -> None:
         """Queue each request; its answer, the inputs of the engine, follows from another thread."""
@@ -51,7 +53,8 @@ class TritonPythonModel:
         # are copies of them, made by the Python backend.
         tensors = input_tensors(request)
         if (stop := stop_tensors(tensors)) is not None:
-            self._queue.put(lambda: self._answer(sender, lambda: stop), 0)
+            # Not before the request that it stops, which has the same id.
+            self._queue.put_after(lambda: self._answer(sender, lambda: stop), request_id(request))
             return
         parameters, timeout_us = request_parameters(request), request.timeout()
 
@@ -61,7 +64,12 @@ class TritonPythonModel:
             inputs = parse_inputs(tensors, parameters, timeout_us)
             return engine_tensors(self._preprocess(inputs, arrival_time))
 
-        self._queue.put(lambda: self._answer(sender, convert), size_of(tensors))
+        self._queue.put(
+            lambda: self._answer(sender, convert),
+            size_of(tensors),
+            tenant=queue_tenant(InputReader(tensors), parameters, self._tenant_key),
+            request_id=request_id(request),
+        )
 
     def _answer(self, sender: Any, convert: Callable[[], Tensors]) -> None:
         try:

@@ -177,6 +177,7 @@ class TestTenants:
                 salts.append(triton.requests[-1]["sampling_parameters"]["cache_salt"])
                 ids.append(next(c.request_id for c in reversed(triton.calls) if c.request_id))
         assert triton.requests[-1]["sampling_parameters"]["tenant"] == "bob"
+        assert "tenant_key" not in triton.requests[-1]["sampling_parameters"]
         assert salts[0] == salts[1]
         assert salts[3] == salts[4]
         assert len({salts[0], salts[2], salts[3], salts[5], "s"}) == 5

@@ -11,10 +11,12 @@ from engine.errors import RequestError
 from engine.protocol.messages import Ready, ResponseOptions
 from engine.request.generation_defaults import GenerationDefaults
 from engine.request.sampling_params import SamplingParams
+from engine.service.parameters import queue_tenant
 from engine.service.stages.preprocessor import Preprocessor
 from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenized_request import TokenizedRequest, engine_tensors
 from engine.service.stub.engine_inputs import parse_engine_inputs
+from engine.service.tensors import InputReader
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
@@ -217,12 +219,14 @@ def test_the_engine_reads_what_the_tokenizer_stage_writes() -> None:
         return_finish_reason=True,
         stop_words=["停", "stop"],
         sampling_parameters='{"logit_bias": {"5": -1.5}, "max_tokens": null, "cache_salt": "é", '
-        '"tenant": "t"}',
+        '"tenant": "t", "tenant_key": "a key of 16 and more"}',
         seed=np.uint64(3),
         priority=-2,
         timeout=np.uint64(2_500_000),
     )
-    inputs = parse_engine_inputs(engine_tensors(made), {}, 0, READY)
+    inputs = parse_engine_inputs(
+        engine_tensors(made), {}, 0, READY, tenant_key="a key of 16 and more"
+    )
     assert inputs.request.prompt_token_ids.tolist() == made.input_ids.tolist()
     assert SamplingParams.parse(inputs.request.sampling_params) == made.sampling_params
     assert inputs.request.num_sequences == 2
@@ -232,6 +236,49 @@ def test_the_engine_reads_what_the_tokenizer_stage_writes() -> None:
     message = inputs.request.message(1)
     assert (message.cache_salt, message.tenant) == ("é", "t")
     assert inputs.options == ResponseOptions(["finish_reason", "sequence_index"], "hello")
+
+
+KEY = "a-key-of-16-or-more-characters"
+
+
+@pytest.mark.parametrize(
+    ("fields", "tenant_key", "expected"),
+    [
+        ({"tenant": "t"}, None, ""),  # any client may name as many as it likes
+        ({"tenant": "t"}, KEY, ""),
+        ({"tenant": "t", "tenant_key": KEY}, KEY, "t"),
+        ({"tenant_key": KEY}, KEY, ""),
+        ({}, KEY, ""),
+    ],
+)
+def test_tenants_without_the_servers_key_count_as_one(
+    fields: dict[str, str], tenant_key: str | None, expected: str
+) -> None:
+    ids = np.array([[1, 2, 3]], dtype=np.int32)
+    inputs = parse_engine_inputs({"input_ids": ids}, fields, 0, READY, tenant_key=tenant_key)
+    assert inputs.request.tenant == expected
+    as_json = InputReader({"sampling_parameters": tensor(json.dumps({**fields, "n": 2}))})
+    assert queue_tenant(as_json, {}, tenant_key) == expected
+    assert queue_tenant(InputReader({}), fields, tenant_key) == expected
+
+
+@pytest.mark.parametrize(
+    ("tenant_key", "message"),
+    [(None, r"^tenant_key: the server has none"), (KEY + "x", r"^tenant_key: is not that of the")],
+)
+def test_wrong_tenant_key_is_refused(tenant_key: str | None, message: str) -> None:
+    fields = {"input_ids": np.array([[1]], dtype=np.int32)}
+    with pytest.raises(RequestError, match=message):
+        parse_engine_inputs(fields, {"tenant_key": KEY}, 0, READY, tenant_key=tenant_key)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "[" * 10**5, '{"tenant": 1}', '{"tenant_key": "\\ud800"}']
+)
+def test_queue_tenant_of_a_wrong_request_is_none(text: str) -> None:
+    inputs = InputReader({"sampling_parameters": tensor(text)})
+    assert queue_tenant(inputs, {}, KEY) == ""
+    assert queue_tenant(InputReader({}), {"tenant": 1, "tenant_key": KEY}, KEY) == ""
 
 
 def test_request_parameters_do_not_count_twice() -> None:

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as npst
 
 from engine.errors import RequestError, UnsupportedError
 from engine.request.sampling_params import SamplingParams
+from engine.service.parameters import Tenant
 from engine.service.stages.request_inputs import RequestInputs, parse_inputs
 
 
@@ -94,7 +95,9 @@ def test_cache_salt_and_tenant_are_no_sampling_parameters() -> None:
     assert parse({"cache_salt": "b"}).cache_salt == "b"
     assert parse(sampling_parameters=text('{"cache_salt": null}')).cache_salt == ""
     by_tenant = parse({"tenant": "b"}, sampling_parameters=text('{"tenant": "a", "n": 2}'))
-    assert (by_tenant.tenant, by_tenant.fields) == ("a", {"n": 2})
+    assert (by_tenant.tenant, by_tenant.fields) == (Tenant("a"), {"n": 2})
+    with_key = parse({"tenant_key": "k"}, sampling_parameters=text('{"tenant": "a"}'))
+    assert (with_key.tenant, with_key.fields) == (Tenant("a", "k"), {})
 
 
 def test_canonical_names_win_over_aliases() -> None:
@@ -197,6 +200,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sampling_parameters": text('{"cache_salt": ""}')}, "cache_salt: must be a non-empty str"),
     ({"sampling_parameters": text('{"cache_salt": 5}')}, "cache_salt: must be a non-empty string"),
     ({"sampling_parameters": text('{"tenant": ""}')}, "tenant: must be a non-empty string"),
+    ({"sampling_parameters": text('{"tenant_key": 1}')}, "tenant_key: must be a non-empty string"),
     ({"sampling_parameters": text(f'{{"tenant": "{"t" * 257}"}}')}, "tenant: has 257 characters"),
     ({"sampling_parameters": text('{"tenant": "\\ud800"}')}, "sampling_parameters: is not valid"),
     ({"end_id": i32(-2)}, r"end_id: must be at least -1 \(got -2\)"),

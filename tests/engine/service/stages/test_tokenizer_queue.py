@@ -12,17 +12,17 @@ WAIT_S = 30
 
 
 class Worker:
-    """A queue whose worker is kept busy until `go_on`."""
+    """A queue whose worker is kept busy until `go_on`, by a small request or a `large` one."""
 
-    def __init__(self, max_requests: int, max_bytes: int = 2**20) -> None:
+    def __init__(self, max_requests: int, max_bytes: int = 2**20, large: bool = False) -> None:
         self.queue = TokenizerQueue(max_requests, max_bytes)
         self.answered: list[int] = []
         self._started, self._go_on = threading.Event(), threading.Event()
-        self.queue.put(self._block, max_bytes)
+        self.queue.put(self._block, 2**20 if large else 0, tenant="busy")
         assert self._started.wait(WAIT_S)
 
-    def put(self, number: int, num_bytes: int = 1) -> None:
-        self.queue.put(lambda: self.answered.append(number), num_bytes)
+    def put(self, number: int, num_bytes: int = 1, tenant: str = "") -> None:
+        self.queue.put(lambda: self.answered.append(number), num_bytes, tenant=tenant)
 
     def go_on(self) -> None:
         self._go_on.set()
@@ -120,6 +120,60 @@ def test_a_closed_queue_takes_nothing(worker: Callable[..., Worker]) -> None:
     busy.close()
     with pytest.raises(QueueFullError, match="closing"):
         busy.put(0)
+
+
+def test_tenants_are_answered_in_turn(worker: Callable[..., Worker]) -> None:
+    """One with many large requests delays the others by one of these at most."""
+    busy = worker(100, 2**30)
+    for number in range(10):
+        busy.put(number, 2**20, "many")
+    for number in range(10, 13):
+        busy.put(number, 2**10, "few")
+    busy.close()
+    assert busy.answered == [10, 11, 12, *range(10)]
+
+
+def test_small_requests_do_not_wait_for_large_ones(worker: Callable[..., Worker]) -> None:
+    """Nor for those of the same tenant: the second worker is for them alone."""
+    busy = worker(100, 2**30, True)
+    large, small = threading.Event(), threading.Event()
+    busy.queue.put(large.set, 2**20, tenant="busy")
+    for _ in range(3):
+        small.clear()
+        busy.queue.put(small.set, 2**10, tenant="busy")
+        assert small.wait(WAIT_S)
+    assert not large.is_set()
+    busy.close()
+    assert large.is_set()
+
+
+def test_one_tenants_flood_does_not_keep_another_out(worker: Callable[..., Worker]) -> None:
+    busy = worker(4, 100)
+    for tenant, count in (("many", 4), ("few", 2), ("third", 1)):
+        for number in range(count):
+            busy.put(number, 25, tenant)
+        with pytest.raises(QueueFullError, match=r"^Maximum queue size of"):
+            busy.put(9, 25, tenant)
+    busy.close()
+    assert 9 not in busy.answered
+    assert len(busy.answered) == 7
+
+
+def test_a_stop_follows_the_request_that_it_stops(worker: Callable[..., Worker]) -> None:
+    """Which may have to wait for others: so it would find nothing to stop."""
+    busy = worker(2)
+    busy.queue.put(lambda: busy.answered.append(1), 0, request_id="a")
+    for number in (2, 3):
+        busy.queue.put_after(lambda number=number: busy.answered.append(number), "a")  # type: ignore[misc]
+    with pytest.raises(QueueFullError, match=r"^Maximum queue size of 2 requests"):
+        busy.queue.put_after(lambda: None, "a")
+    busy.put(4)
+    busy.close()
+    assert busy.answered == [1, 2, 3, 4]
+    idle = worker(2)
+    idle.queue.put_after(lambda: idle.answered.append(5), "b")  # there is none
+    idle.close()
+    assert idle.answered == [5]
 
 
 def test_an_answered_request_is_not_kept() -> None:
