@@ -166,7 +166,7 @@ class EngineCore:
 
         Raises:
             RequestError: the request is wrong or can never fit; the text names the field.
-            QueueFullError: the limit of waiting sequences or prompt tokens is reached.
+            QueueFullError: the limit of waiting sequences, prompt tokens or grammars is reached.
         """
         siblings = self._factory.build(message)
         displaced = self.scheduler.waiting.displaced_by(
@@ -183,7 +183,7 @@ class EngineCore:
             if timeouts:
                 self._deadlines.add(message.uid, message.arrival_time + min(timeouts))
         except Exception:
-            self.scheduler.abort(message.uid)  # it is refused: remove all its sequences
+            self._abort(message.uid)  # it is refused: remove all its sequences
             raise
         return [self._refuse(request.uid) for request in displaced]
 
@@ -195,7 +195,11 @@ class EngineCore:
 
     def abort(self, uid: int) -> StepOutputs:
         """End a request, if it is known, and free its blocks at once; return its last outputs."""
-        return self._hand_out(self.scheduler.abort(uid))
+        return self._hand_out(self._abort(uid))
+
+    def _abort(self, uid: int) -> list[Request]:
+        self._grammars.discard(uid)
+        return self.scheduler.abort(uid)
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything to do."""
@@ -274,7 +278,7 @@ class EngineCore:
 
     def _end(self, uid: int) -> None:
         """End all sequences of a request, and count them."""
-        for sibling in self.scheduler.abort(uid):
+        for sibling in self._abort(uid):
             self._recorder.finished(sibling)
 
     def take_stats(self) -> Stats:

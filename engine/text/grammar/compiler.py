@@ -1,14 +1,18 @@
-"""GrammarCompiler: compiles grammars in a thread, and keeps the last ones."""
+"""GrammarCompiler: compiles grammars in threads, by tenant, and keeps the last ones."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
 
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import UnsupportedError
+from engine.fair_executor import FairExecutor
 from engine.text.grammar.sandbox import Sandbox
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
 from engine.text.grammar.trial import LIMITS, described
@@ -16,12 +20,24 @@ from engine.text.grammar.vocabulary import Vocabulary
 
 _MAX_KEPT = 64
 _NICENESS = 10
+# Of a JSON schema or a list of choices, which take 1 s of a processor for a million characters.
+_MAX_SMALL_CHARACTERS = 2**14
+_LARGE_COST = 2**18  # at least, of what may take long whatever its size
+
+
+@dataclass(eq=False, slots=True)
+class _Compilation:
+    """A grammar that has been asked for, and the tenants on whose behalf it waits."""
+
+    future: Future[LLMatcher] = field(default_factory=Future)
+    tenants: set[str] = field(default_factory=set)
 
 
 class GrammarCompiler:
-    """Compiles one grammar at a time, first in the sandbox, then for use.
+    """Compiles grammars one by one, tenants in turn, each first in the sandbox, then for use.
 
-    Neither thread nor process is started before the first grammar.
+    Small ones are compiled beside one that may take long, in a second thread with a sandbox of its
+    own. Neither threads nor processes are started before they are needed.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -31,41 +47,80 @@ class GrammarCompiler:
             self._tokenizer = vocabulary.ll_tokenizer()
         except UnsupportedError as error:  # of the requests, not of the engine
             self._tokenizer = error
-        self._sandbox = Sandbox(vocabulary)  # of the compiling thread
-        self._executor = ThreadPoolExecutor(1, "grammar", initializer=_yield_to_others)
-        self._kept: OrderedDict[tuple[str, str, bool, str, str, str], Future[LLMatcher]] = (
-            OrderedDict()
+        self._vocabulary = vocabulary
+        self._sandboxes: dict[int, Sandbox] = {}  # by thread
+        self._executor = FairExecutor(
+            "grammar", max_small_cost=_MAX_SMALL_CHARACTERS, initializer=_yield_to_others
         )
+        self._lock = threading.Lock()  # of the compilations that begin
+        self._kept: OrderedDict[tuple[str, str, bool, str, str, str], _Compilation] = OrderedDict()
 
-    def compile(self, spec: GrammarSpec) -> Future[LLMatcher]:
+    def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[LLMatcher]:
         """Return the matcher at its start, to be copied for each sequence; equal specs share it.
 
         The future raises `GrammarTextError` if the grammar cannot be used, `UnsupportedError` if
         none can with this tokenizer, and another error if it could not be tried: the next request
-        tries it again.
+        tries it again. What waits on behalf of several tenants has the turn of the first.
         """
-        future = self._kept.get(spec.key)
-        if future is None or not _may_be_kept(future):
-            future = self._kept[spec.key] = self._executor.submit(self._compile, spec)
+        kept = self._kept.get(spec.key)
+        if kept is None or not _may_be_kept(kept.future):
+            kept = self._kept[spec.key] = _Compilation()
         self._kept.move_to_end(spec.key)
         if len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
+        future = kept.future
+        if tenant not in kept.tenants and not (future.running() or future.done()):
+            kept.tenants.add(tenant)
+            self._executor.submit(
+                partial(self._run, spec, future), cost=cost_of(spec), tenant=tenant
+            )
         return future
 
     def close(self) -> None:
-        """End the thread and the child process."""
-        self._executor.shutdown(cancel_futures=True)
-        self._sandbox.close()
+        """End the threads and the child processes."""
+        for kept in self._kept.values():
+            kept.future.cancel()
+        self._executor.close()
+        for sandbox in self._sandboxes.values():
+            sandbox.close()
+
+    def _run(self, spec: GrammarSpec, future: Future[LLMatcher]) -> None:
+        """Compile `spec`, unless that has been done in the turn of another tenant."""
+        with self._lock:
+            if future.running() or future.done() or not future.set_running_or_notify_cancel():
+                return
+        try:
+            matcher = self._compile(spec)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(matcher)
 
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
         if isinstance(self._tokenizer, UnsupportedError):
             raise self._tokenizer
-        text = self._sandbox.text_of(spec)
+        sandbox = self._sandboxes.get(threading.get_ident())
+        if sandbox is None:
+            sandbox = self._sandboxes[threading.get_ident()] = Sandbox(self._vocabulary)
+        text = sandbox.text_of(spec)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
         matcher.compute_bitmask()  # the first one of a lexer takes longest
         if matcher.is_error():
             raise GrammarTextError(described(matcher.get_error()))
         return matcher
+
+
+def cost_of(spec: GrammarSpec) -> int:
+    """Return how much of its tenant's turn a grammar takes, in characters of a plain JSON schema.
+
+    Regular expressions, patterns in a schema too, and grammars may take all the time that there is
+    for a trial, however short they are.
+    """
+    size = len(spec.text)
+    is_plain = spec.kind in ("json_schema", "choice") and '"pattern' not in spec.text
+    if is_plain and size <= _MAX_SMALL_CHARACTERS:
+        return max(1, size)
+    return size if is_plain else size + _LARGE_COST
 
 
 def _may_be_kept(future: Future[LLMatcher]) -> bool:

@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import RequestError
+from engine.errors import QueueFullError, RequestError
 from engine.protocol.messages import AddRequest, RequestFailed, SequenceOutput
 from engine.protocol.token_ids import pack_token_ids
 from engine.text.grammar.compiler import GrammarCompiler
@@ -44,10 +44,13 @@ def core(checkpoint: Path, request: pytest.FixtureRequest, gate: threading.Event
     return EngineCore(EngineConfig.parse(fields))
 
 
-def add(core: EngineCore, uid: int, timeout_s: float | None = None, **fields: Any) -> None:
+def add(
+    core: EngineCore, uid: int, timeout_s: float | None = None, tenant: str = "", **fields: Any
+) -> None:
     params = {"max_tokens": 8, "temperature": 0, **fields}
     prompt = pack_token_ids([5, 6, 7])
-    core.add_request(AddRequest(uid, prompt, params, timeout_s=timeout_s, stream=False))
+    message = AddRequest(uid, prompt, params, timeout_s=timeout_s, stream=False, tenant=tenant)
+    core.add_request(message)
 
 
 def step(core: EngineCore) -> list[SequenceOutput | RequestFailed]:
@@ -98,8 +101,8 @@ def test_what_nobody_waits_for_is_not_compiled(core: EngineCore, gate: threading
     compiled: list[Future[LLMatcher]] = []
     compile_one = core._grammars._compiler.compile
 
-    def noted(spec: GrammarSpec) -> Future[LLMatcher]:
-        compiled.append(compile_one(spec))
+    def noted(spec: GrammarSpec, tenant: str) -> Future[LLMatcher]:
+        compiled.append(compile_one(spec, tenant))
         return compiled[-1]
 
     core._grammars._compiler.compile = noted  # type: ignore[method-assign]
@@ -115,6 +118,44 @@ def test_what_nobody_waits_for_is_not_compiled(core: EngineCore, gate: threading
     assert compiled[1].cancelled()
     gate.set()
     assert {output.uid for output in run(core)} == {1, 4}
+
+
+def test_one_tenants_grammars_are_bounded_and_keep_no_other_out(
+    core: EngineCore, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def regex(number: int) -> dict[str, Any]:
+        return {"structured_outputs": {"regex": f"{number}[a-c]"}}
+
+    monkeypatch.setattr("engine.core.constraints.grammar_queue._MAX_COST", 3 * 2**18)
+    for uid in (1, 2):
+        add(core, uid, tenant="many", **regex(uid))
+    with pytest.raises(QueueFullError, match=r"^Maximum queue size of .* of grammars reached"):
+        add(core, 3, tenant="many", **regex(3))
+    add(core, 4, tenant="many", **regex(1))  # what waits already
+    add(core, 5, tenant="few", **regex(5))
+    core.abort(2)
+    add(core, 6, tenant="many", **regex(6))
+    gate.set()
+    assert {output.uid for output in run(core)} == {1, 4, 5, 6}
+    assert not core._grammars._costs
+    core.check_idle()
+
+
+def test_a_step_looks_at_no_grammar_that_waits(core: EngineCore, gate: threading.Event) -> None:
+    class Unscanned(dict[int, Any]):
+        def __iter__(self) -> Any:
+            raise AssertionError("each request that waits is looked at")
+
+        values = items = __iter__
+
+    for uid in range(1, 20):
+        add(core, uid, structured_outputs={"choice": [str(uid)]})
+    core._grammars._waiting = Unscanned(core._grammars._waiting)
+    for _ in range(3):
+        step(core)
+    core.abort(19)
+    gate.set()
+    assert {output.uid for output in run(core)} == set(range(1, 19))
 
 
 def test_a_grammar_that_cannot_be_compiled_fails_its_requests(

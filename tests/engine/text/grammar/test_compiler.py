@@ -3,17 +3,19 @@
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
+from llguidance import LLMatcher
 
 from engine.errors import TridentError, UnsupportedError
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.sandbox import Sandbox, _await
-from engine.text.grammar.spec import MAX_LITERAL_BYTES, GrammarTextError
+from engine.text.grammar.spec import MAX_LITERAL_BYTES, GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.grammar.test_ebnf import ARITHMETIC, JSON, SQL
@@ -32,6 +34,56 @@ def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
     assert compiler.compile(spec(regex="once")) is first
     assert compiler.compile(spec(regex="twice")) is not first
     assert first.result() is not None
+
+
+class _Gate(GrammarCompiler):
+    """Notes what is compiled; what `waits` is not, before it is opened."""
+
+    def __init__(self, vocabulary: Vocabulary, waits: str) -> None:
+        super().__init__(vocabulary)
+        self.texts: list[str] = []
+        self.began, self.opened = threading.Event(), threading.Event()
+        self._waits = waits
+
+    def _compile(self, spec: GrammarSpec) -> LLMatcher:
+        self.texts.append(spec.text)
+        if spec.text == self._waits:
+            self.began.set()
+            assert self.opened.wait(30)
+        return super()._compile(spec)
+
+
+@pytest.fixture
+def gate(vocabulary: Vocabulary) -> Iterator[_Gate]:
+    """One that compiles a large grammar of the tenant "many"."""
+    compiler = _Gate(vocabulary, "first")
+    compiler.compile(spec(regex="first"), "many")
+    assert compiler.began.wait(30)
+    yield compiler
+    compiler.opened.set()
+    compiler.close()
+
+
+def test_grammars_of_tenants_are_compiled_in_turn(gate: _Gate) -> None:
+    """A stranger waits for one of each other tenant at most, however many there are."""
+    futures = [gate.compile(spec(regex=f"many{i}"), "many") for i in range(9)]
+    futures += [gate.compile(spec(regex="few"), "few"), gate.compile(spec(regex="many8"), "few")]
+    assert futures[-1] is futures[8]  # shared, in the turn of whose comes first
+    gate.opened.set()
+    for future in futures:
+        assert future.result(timeout=60) is not None
+    assert gate.texts[1] == "few"
+    assert gate.texts.index("many8") <= 4
+    assert sorted(gate.texts) == sorted(["first", "few", *(f"many{i}" for i in range(9))])
+
+
+def test_small_schemas_are_compiled_beside_a_large_grammar(gate: _Gate) -> None:
+    """Also those of its tenant: they do not wait for it."""
+    large = gate.compile(spec(regex="second"), "many")
+    for tenant in ("many", "few"):
+        small = gate.compile(spec(json={"type": "integer", "minimum": len(tenant)}), tenant)
+        assert small.result(timeout=60) is not None
+    assert not large.done()
 
 
 def test_a_cancelled_compilation_is_done_again(compiler: GrammarCompiler) -> None:
