@@ -72,6 +72,9 @@ def command(
     max_stored_bytes: Annotated[
         int, typer.Option(min=0, help="Bytes of them together, of each tenant.")
     ] = GatewaySettings.max_stored_bytes,
+    shutdown_timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds that answers in flight have when it is stopped.")
+    ] = GatewaySettings.shutdown_timeout_s,
     ssl_certfile: Annotated[
         Path | None, typer.Option(help="The gateway's own certificate (PEM), for HTTPS.")
     ] = None,
@@ -102,6 +105,7 @@ def command(
         allowed_origins=tuple(allowed_origin or ()),
         max_stored_responses=max_stored_responses,
         max_stored_bytes=max_stored_bytes,
+        shutdown_timeout_s=shutdown_timeout,
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
     )

@@ -42,6 +42,7 @@ class GatewaySettings:
         max_stored_bytes: of them together, per tenant.
         max_buffered_bytes: of the bodies of requests of all connections together, until they are
             answered; several workers share it equally.
+        shutdown_timeout_s: seconds that answers in flight have when it is told to end.
         ssl_certfile, ssl_keyfile: the gateway's own certificate and its key (PEM), for HTTPS.
     """
 
@@ -58,6 +59,7 @@ class GatewaySettings:
     max_stored_responses: int = 256
     max_stored_bytes: int = 64 * 2**20
     max_buffered_bytes: int = MAX_BUFFERED_BYTES
+    shutdown_timeout_s: float = 30.0  # Kubernetes' grace period
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
 

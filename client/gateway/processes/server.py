@@ -9,6 +9,7 @@ import os
 import resource
 import socket
 import sys
+import time
 from pathlib import Path
 
 import uvicorn
@@ -16,22 +17,35 @@ import uvicorn
 from client.errors import ConfigurationError
 from client.gateway.app import create_app
 from client.gateway.processes.workers import Workers
+from client.gateway.routing.pool import ServerPool
 from client.gateway.security.http_protocol import BoundedHttpProtocol
 from client.gateway.settings import DEFAULT_PORT, GatewaySettings
 
 _POLL_S = 0.1
+_LAST_EVENTS_S = 1.0  # that clients have to read how their answers ended
 BACKLOG = 2048  # connections that wait to be accepted
 
 
 class Server(uvicorn.Server):
-    """Ends at a second SIGINT whatever is connected.
+    """Ends within a bounded time, or at once at a second SIGINT, whatever is connected.
 
-    uvicorn waits for nothing then but for its sockets; these wait for their connections from Python
-    3.12.1 on.
+    Answers in flight have some seconds to be finished. Those that are not end with an error, in a
+    stream as its last event. Then all connections are closed, also those of clients that do not
+    read.
 
     Without descriptors asyncio tries to accept as many connections as may wait, each time with a
     traceback, and each failure tries again: soon it does nothing else. So it is told of one.
+
+    Args:
+        config: uvicorn's.
+        pool: the servers that the answers come from.
+        timeout_s: seconds to finish answers.
     """
+
+    def __init__(self, config: uvicorn.Config, pool: ServerPool, timeout_s: float) -> None:
+        super().__init__(config)
+        self._pool = pool
+        self._timeout_s = timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen; more connections may wait than are accepted at once."""
@@ -45,22 +59,32 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the answers in flight, or cut them off."""
-        cutting = asyncio.create_task(self._cut_off_when_forced())
+        ending = asyncio.create_task(self._end_answers())
         try:
             await super().shutdown(sockets)
         finally:
-            cutting.cancel()
+            ending.cancel()
 
-    async def _cut_off_when_forced(self) -> None:
-        while True:
+    async def _end_answers(self) -> None:
+        await self._wait(self._timeout_s)
+        if not self.force_exit:
+            await self._pool.close()
+            await self._wait(_LAST_EVENTS_S)
+        # uvicorn waits for nothing now but for its sockets, which wait for their connections from
+        # Python 3.12.1 on.
+        self.force_exit = True
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    async def _wait(self, seconds: float) -> None:
+        """Return after `seconds`, or at a second SIGINT."""
+        deadline = time.monotonic() + seconds
+        while not self.force_exit and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-            if self.force_exit:
-                for connection in list(self.server_state.connections):
-                    connection.transport.abort()
 
 
 def serve(settings: GatewaySettings, host: str, port: int, workers: int = 1) -> None:
-    """Serve until SIGTERM or SIGINT; answers in flight are finished, unless SIGINT comes again.
+    """Serve until SIGTERM or SIGINT; answers in flight have some time, unless SIGINT comes again.
 
     Args:
         settings: of the gateway.
@@ -112,8 +136,9 @@ def make_server(
     Raises:
         ConfigurationError: a setting is wrong.
     """
+    app = create_app(settings, shared)
     config = uvicorn.Config(
-        create_app(settings, shared),
+        app,
         host=host,
         port=port,
         http=BoundedHttpProtocol,
@@ -130,4 +155,4 @@ def make_server(
         config.load()
     except OSError as error:  # also what OpenSSL says
         raise ConfigurationError(f"ssl_certfile, ssl_keyfile: {error}") from None
-    return Server(config)
+    return Server(config, app.state.gateway.pool, settings.shutdown_timeout_s)

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ from client.gateway.settings import SETTINGS, GatewaySettings
 
 log = logging.getLogger("trident.gateway")
 
+_END_S = 2.0  # that a worker needs to end, beside the time for its answers
 _PAUSE_S = 1.0  # from the start of a worker to that of the one in its place, at least
 
 
@@ -40,6 +42,7 @@ class Workers:
         """
         share = settings.max_buffered_bytes // count
         self._settings = SETTINGS.dump_json(replace(settings, max_buffered_bytes=share))
+        self._patience_s = settings.shutdown_timeout_s + _END_S
         self._address = bound.getsockname()
         self._family = bound.family
         bound.close()
@@ -72,6 +75,8 @@ class Workers:
         self._is_ending = True
         self._send(signal.SIGTERM)
         passing_on = asyncio.create_task(self._pass_on(signals))
+        await asyncio.wait([keeping], timeout=self._patience_s)
+        self._send(signal.SIGKILL)  # to those that hang
         await keeping
         passing_on.cancel()
         return first
@@ -82,7 +87,8 @@ class Workers:
 
     def _send(self, number: signal.Signals) -> None:
         for worker in self._running:
-            worker.send_signal(number)
+            with suppress(ProcessLookupError):  # it has ended, and was not awaited yet
+                worker.send_signal(number)
 
     async def _keep(self, folder: Path) -> None:
         """Keep one worker running."""

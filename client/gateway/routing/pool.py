@@ -19,6 +19,7 @@ from client.aio import AsyncTridentClient
 from client.errors import (
     ConfigurationError,
     QueueFullError,
+    RequestCancelledError,
     TridentClientError,
     UnavailableError,
 )
@@ -74,6 +75,7 @@ class ServerPool(Collector):
         self._balance = balance or Balance()
         self._chance = chance or random.Random()
         self._checks: list[asyncio.Task[None]] = []
+        self._is_closed = False
 
     def stream(
         self, prompt: Prompt | None = None, **options: Unpack[RequestOptions]
@@ -143,7 +145,8 @@ class ServerPool(Collector):
         yield from (up, load)
 
     async def close(self) -> None:
-        """Cancel what is running and close the connections."""
+        """End what is running by an `UnavailableError` and close the connections. Repeatable."""
+        self._is_closed = True
         for check in self._checks:
             check.cancel()
         await asyncio.gather(*self._checks, return_exceptions=True)
@@ -188,6 +191,10 @@ class ServerPool(Collector):
                                 server.succeeded()
                             yield answer
                 return
+            except RequestCancelledError:
+                if not self._is_closed:
+                    raise
+                raise UnavailableError("the gateway is shutting down") from None
             except UnavailableError as error:
                 if has_begun:
                     raise
