@@ -8,26 +8,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from engine.launch import child
-from engine.launch.errors import ServerStartError, StageDiedError
+from engine.launch.errors import ServerStartError
 from engine.launch.ports import Endpoint, pick_free
 from engine.launch.readiness import responds
 from engine.launch.server import TritonServer
+from engine.restart_delay import RestartDelay
 
 OFF = "off"
 _START_TIMEOUT_S = 60
-_END_TIMEOUT_S = 2  # without waiting for answers
+_END_TIMEOUT_S = 3  # without waiting for answers
+_USEFUL_S = 10.0  # after so long it has not failed at its start
 _POLL_S = 0.05
 _TLS = "TRIDENT_TLS"  # and TRIDENT_TLS_CA ...: how clients speak with a server
 _API_KEY = "TRIDENT_API_KEY"  # its own option's variable, which no list of processes shows
 _TENANT_KEY = "TRIDENT_TENANT_KEY"  # likewise
 # -P: no file of the working directory in place of a module.
-_COMMAND = (sys.executable, "-P", "-m", "client.cli", "gateway")
+_GATEWAY = (sys.executable, "-P", "-m", "client.cli", "gateway")
 
 
 class GatewayProcess:
@@ -36,41 +39,37 @@ class GatewayProcess:
     Args:
         server: which has been launched; it need not be ready.
         endpoint: where the gateway listens.
-        options: what else it is told.
+        options: further command-line options.
         log: the file for its lines: one for each request.
     """
 
     def __init__(
         self, server: TritonServer, endpoint: Endpoint, options: GatewayOptions, log: Path
     ) -> None:
-        command = [*_COMMAND, "--triton-url", server.grpc_url, "--served-model-name", server.model]
-        command += ["--host", endpoint.address, "--port", str(endpoint.port)]
-        command += ["--workers", str(options.workers)]
-        for name in model_names(server):
-            command += ["--model-name", name]
-        if "metrics" in server.endpoints:
-            command += ["--triton-metrics-url", server.metrics_url]
-        environment = dict(os.environ)
-        if server.tls:
-            command += ["--tls"]
-        else:  # what is set is for other servers, those of `trident run`
-            environment = {n: v for n, v in environment.items() if not n.startswith(_TLS)}
-        if options.api_keys:
-            environment[_API_KEY] = " ".join(options.api_keys)
-        if server.config.tenant_key is not None:
-            environment[_TENANT_KEY] = server.config.tenant_key
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
-                env=environment,
+        self._server = server
+        self._endpoint = endpoint
+        self._log = log
+        self._patience_s = server.exit_timeout_s + _END_TIMEOUT_S
+        self._command = _command(server, endpoint, options)
+        self._environment = _environment(server, options)
+        self._delay = RestartDelay()
+        self._restart_at: float | None = None  # while it waits to be started again
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        self._started = time.monotonic()
+        with self._log.open("ab") as file:
+            return subprocess.Popen(
+                [
+                    *(sys.executable, "-I", child.__file__, str(os.getpid())),
+                    *(str(self._patience_s), *self._command),
+                ],
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the launcher
             )
-        self._endpoint = endpoint
-        self._log = log
-        self._stop_timeout_s = server.exit_timeout_s
 
     @property
     def pid(self) -> int:
@@ -95,23 +94,33 @@ class GatewayProcess:
         if self._process.poll() is not None:
             raise self._does_not_come_up()
 
-    def check(self) -> None:
-        """Raise `StageDiedError` if it has ended by itself."""
-        if (status := self._process.poll()) is not None:
-            raise StageDiedError(f"the gateway has died (exit status {status})")
+    def keep_running(self) -> None:
+        """Start it again if it has died, at once or later; to be called now and then."""
+        now = time.monotonic()
+        if self._restart_at is None and (status := self._process.poll()) is not None:
+            if now - self._started > _USEFUL_S:
+                self._delay.succeeded()
+            delay_s = self._delay.next()
+            self._restart_at = now + delay_s
+            how = f"the gateway has died (exit status {status})"
+            self._server.note(f"{how}; starting it again in {delay_s:g} s")
+        if self._restart_at is not None and now >= self._restart_at:
+            # Its workers may still finish their answers: they have closed the port.
+            self._process, self._restart_at = self._spawn(), None
 
     def stop(self) -> None:
         """End it: answers in flight have as long as the server would give them."""
-        self._process.terminate()
-        # After SIGINT it waits for no answer.
-        for seconds, last in (
-            (self._stop_timeout_s, signal.SIGINT),
-            (_END_TIMEOUT_S, signal.SIGKILL),
-        ):
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, last)
+        try:
+            self._process.terminate()
+            self._process.wait(self._patience_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:  # also when a second Ctrl-C ends the wait
+            self._kill()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):  # nobody is left of its group
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def __enter__(self) -> Self:
@@ -149,6 +158,29 @@ class GatewayOptions:
     def asks_for_key(self, environ: Mapping[str, str] = os.environ) -> bool:
         """Whether it lets only some in, with `environ` as its environment."""
         return bool(self.api_keys or environ.get(_API_KEY) or environ.get(f"{_API_KEY}_FILE"))
+
+
+def _command(server: TritonServer, endpoint: Endpoint, options: GatewayOptions) -> list[str]:
+    command = [*_GATEWAY, "--triton-url", server.grpc_url, "--served-model-name", server.model]
+    command += ["--host", endpoint.address, "--port", str(endpoint.port)]
+    command += ["--workers", str(options.workers)]
+    command += ["--shutdown-timeout", str(server.exit_timeout_s)]
+    for name in model_names(server):
+        command += ["--model-name", name]
+    if "metrics" in server.endpoints:
+        command += ["--triton-metrics-url", server.metrics_url]
+    return [*command, "--tls"] if server.tls else command
+
+
+def _environment(server: TritonServer, options: GatewayOptions) -> dict[str, str]:
+    environment = dict(os.environ)
+    if not server.tls:  # what is set is for other servers, those of `trident run`
+        environment = {n: v for n, v in environment.items() if not n.startswith(_TLS)}
+    if options.api_keys:
+        environment[_API_KEY] = " ".join(options.api_keys)
+    if server.config.tenant_key is not None:
+        environment[_TENANT_KEY] = server.config.tenant_key
+    return environment
 
 
 def gateway_endpoint(

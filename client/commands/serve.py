@@ -9,16 +9,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from client.commands.announcement import announce
 from client.commands.gateway_process import GatewayOptions, GatewayProcess, gateway_endpoint
 from client.commands.server_display import ServerLog, stopped_by_signals
 from client.commands.setting_options import with_settings
 from client.gateway.settings import DEFAULT_PORT
-from engine.launch import server_log
 from engine.launch.arguments import DEFAULT_HOST, split_model
-from engine.launch.errors import ServerStartError, StageDiedError
+from engine.launch.errors import ServerStartError
 from engine.launch.ports import require_free
 from engine.launch.server import TritonServer
 
@@ -84,6 +82,8 @@ def serve(
 ) -> int:
     """Run a server until it is told to stop; return the exit status of the command.
 
+    Once it has been ready, the server and its gateway are started again when they have died.
+
     Raises:
         ServerStartError: it cannot be started.
     """
@@ -117,25 +117,11 @@ def serve(
                         server.wait_until_ready(process.check_start)
                         process.wait_until_up()
                 announce(server, endpoint, gateway, display.description, console)
-                status = server.follow(process.check if endpoint is not None else lambda: None)
+                server.keep_running(process.keep_running if endpoint is not None else lambda: None)
         except KeyboardInterrupt:
             if not display.is_loaded:
                 return 130
             console.print("Stopping ...", highlight=False)
             return 0
-        except StageDiedError as error:
-            console.print(f"[red]{error}[/]; start the server again", highlight=False)
-            _name_log(server, console)
-            return 1
         finally:
             server.stop()
-    reason, hint = server_log.failure(server.log)
-    console.print(f"[red]tritonserver died (exit status {status}):[/] {escape(reason)}")
-    if hint:
-        console.print(escape(hint))
-    _name_log(server, console)
-    return 1
-
-
-def _name_log(server: TritonServer, console: Console) -> None:
-    console.print(f"log: {server.log_path}", markup=False, highlight=False, soft_wrap=True)

@@ -5,10 +5,6 @@ from pathlib import Path
 from engine.errors import TridentError
 
 
-class StageDiedError(TridentError):
-    """A process of the server that is needed for every request has ended; a restart is due."""
-
-
 class ServerStartError(TridentError):
     """tritonserver cannot be started.
 

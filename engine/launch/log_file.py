@@ -27,7 +27,7 @@ _TAIL_BYTES = 4 << 20
 
 
 class LogFile:
-    """The log of one server, made at construction.
+    """The log of one server, which may be started several times; made at construction.
 
     Args:
         name: of the run, which no other one has.
@@ -47,13 +47,26 @@ class LogFile:
         self.path = directory / f"{name}{_SUFFIX}"
         self._max_bytes = max_bytes
         self._position = 0
+        self._opened_at = 0
 
     def open(self) -> BinaryIO:
-        """Open the file for the server to write to, with the lock."""
+        """Open the file for a server to write to, with the lock; `tail` begins here from now on."""
         # Appending: when the file begins anew, so does its writer.
         file = self.path.open("ab")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(BlockingIOError):  # a process of the server before this one is still there
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._opened_at = file.tell()
+        self._position = min(self._position, self._opened_at)  # somebody may have deleted the file
         return file
+
+    def write(self, line: str) -> None:
+        """Add a line of the launcher's own; without the file nothing happens."""
+        with suppress(OSError):
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(file, f"{line}\n".encode())
+            finally:
+                os.close(file)
 
     def lines(self) -> Sequence[str]:
         """Return the complete lines that were added since the last call; none if it is gone."""
@@ -68,14 +81,18 @@ class LogFile:
                 with suppress(OSError):  # a full disk
                     shutil.copyfile(self.path, f"{self.path}{_EARLIER}")
                 file.truncate(0)  # lines written at this moment are lost
-                self._position = 0
+                self._position = self._opened_at = 0
         return complete.decode("utf-8", errors="replace").splitlines()
 
     def tail(self) -> str:
-        """Return the last 4 MiB of the log at most; empty if the file is gone."""
+        """Return what the server has said since `open`, its last 4 MiB at most.
+
+        Empty if the file is gone.
+        """
         try:
             with self.path.open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(self._opened_at, size - _TAIL_BYTES))
                 return file.read().decode("utf-8", errors="replace")
         except OSError:
             return ""

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from engine.checkpoint.hub import resolve_checkpoint, resolve_tokenizer
 from engine.errors import CheckpointError
 from engine.launch import arguments as flags
 from engine.launch import child, security, server_log
 from engine.launch.environment import effective_config, server_environment, settings_variables
-from engine.launch.errors import ServerStartError, StageDiedError
+from engine.launch.errors import ServerStartError
 from engine.launch.installation import find_tritonserver, model_repository
 from engine.launch.log_file import LogFile
 from engine.launch.model_configs import ENSEMBLE
@@ -25,12 +25,14 @@ from engine.launch.processes import kill_all, remove_environment, uninterrupted
 from engine.launch.readiness import answers, require_model
 from engine.launch.run_directory import RunDirectory
 from engine.launch.stage_watch import StageWatch
+from engine.restart_delay import RestartDelay
 
 _UNLOADING_S = 5  # that tritonserver may take to end when its requests have
 _KILL_LOADING_AFTER_S = 1  # tritonserver ignores signals until its models are loaded
 _POLL_S = 0.1
 
 OnLine = Callable[[str], None]
+Check = Callable[[], None]
 
 
 class TritonServer:
@@ -97,6 +99,7 @@ class TritonServer:
         self._log_file: LogFile | None = None
         self._started = 0.0  # seconds since the epoch
         self._prepared = self._ready = self._failed = False
+        self._delay = RestartDelay()
 
     @property
     def grpc_url(self) -> str:
@@ -166,46 +169,79 @@ class TritonServer:
         if not self._prepared:
             self.prepare()
         with self._stopped_on_errors():
-            self._run = run = RunDirectory()
-            command, environment = self._command(run)
-            self._log_file = LogFile(run.path.name)
-            self._started = time.time()
-            with self._log_file.open() as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", child.__file__, str(os.getpid()), *command],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(run.lock,),
-                    # Ctrl-C in the terminal is for the launcher, which then stops the server.
-                    start_new_session=True,
-                )
+            self._run = RunDirectory()
+            self._log_file = LogFile(self._run.path.name)
+            self._spawn(self._run, self._log_file)
 
-    def wait_until_ready(self, check: Callable[[], None] = lambda: None) -> None:
+    def _spawn(self, run: RunDirectory, log_file: LogFile) -> None:
+        command, environment = self._command(run)
+        self._started = time.time()
+        patience_s = self.exit_timeout_s + _UNLOADING_S
+        with log_file.open() as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-I", child.__file__, str(os.getpid()), str(patience_s)),
+                    *command,
+                ],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(run.lock,),
+                # Ctrl-C in the terminal is for the launcher, which then stops the server.
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self, check: Check = lambda: None) -> None:
         """Return when the launched server answers; what `check` raises ends it, as errors do."""
         with self._stopped_on_errors():
-            assert self._process is not None
-            deadline = time.monotonic() + (self._start_timeout_s or float("inf"))
-            while not answers(self.endpoints, self.model, self._arguments, self.log):
-                self._report()
-                if self._process.poll() is not None:
-                    self._report()
-                    raise ServerStartError(*server_log.failure(self.log), self.log_path)
-                check()
-                if time.monotonic() > deadline:
-                    last = (self.log.strip().splitlines() or ["nothing"])[-1]
-                    reason = f"the server was not ready after {self._start_timeout_s:g} s"
-                    raise ServerStartError(reason, f"it said last: {last}", self.log_path)
-                time.sleep(_POLL_S)
-            self._ready = True
+            self._await(check)
+
+    def _await(self, check: Check) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + (self._start_timeout_s or float("inf"))
+        while not answers(self.endpoints, self.model, self._arguments, self.log):
             self._report()
+            if self._process.poll() is not None:
+                self._report()
+                raise ServerStartError(*server_log.failure(self.log), self.log_path)
+            check()
+            if time.monotonic() > deadline:
+                last = (self.log.strip().splitlines() or ["nothing"])[-1]
+                reason = f"the server was not ready after {self._start_timeout_s:g} s"
+                raise ServerStartError(reason, f"it said last: {last}", self.log_path)
+            time.sleep(_POLL_S)
+        self._ready = True
+        self._report()
 
-    def follow(self, check: Callable[[], None] = lambda: None) -> int:
-        """Hand log lines to `on_line` until the server ends by itself; return its exit status.
+    def keep_running(self, check: Check = lambda: None) -> NoReturn:
+        """Hand log lines to `on_line`, and start the server again whenever it has died.
 
-        What `check`, which is called now and then, raises ends this too. Raises `StageDiedError`
-        if the server is still there, but cannot serve any more.
+        It has the same ports and the same log then. `check` is called now and then; what it raises
+        ends this, as a signal does.
+        """
+        while True:
+            why = self.follow(check)
+            while True:
+                delay_s = self._delay.next()
+                self.note(f"{why}; starting it again in {delay_s:g} s")
+                self._clear(has_failed=True)
+                self._wait(delay_s, check)
+                try:
+                    self._run = RunDirectory()
+                    assert self._log_file is not None
+                    self._spawn(self._run, self._log_file)
+                    self._await(check)
+                except ServerStartError as error:
+                    why = f"tritonserver could not be started again: {error}"
+                else:
+                    break
+            self.note("tritonserver is ready again", "INFO")
+
+    def follow(self, check: Check = lambda: None) -> str:
+        """Hand log lines to `on_line` until the server cannot serve any more; return why.
+
+        What `check`, which is called now and then, raises ends this too.
         """
         assert self._process is not None, "the server has not been started"
         # With another control mode, unloading a model ends its stage, which is no failure.
@@ -214,20 +250,36 @@ class TritonServer:
         while (status := self._process.poll()) is None:
             self._report()
             check()
-            if watch is not None and watch.has_lost_one():
-                self._ready = False  # what is in flight will never end: `stop` need not wait for it
-                self._failed = True
-                raise StageDiedError("a model stage of tritonserver has died")
+            if watch is not None and (lost := watch.lost()) and self._process.poll() is None:
+                self._failed, self._ready = True, False  # what is in flight will never end
+                return f"the {lost} stage of tritonserver has died"
             time.sleep(_POLL_S)
         self._report()
-        return status
+        return server_log.death(status, self.log)
+
+    def note(self, text: str, level: str = "WARNING") -> None:
+        """Write a line of the launcher's own to the server's log, from where it is reported."""
+        assert self._log_file is not None, "the server has not been started"
+        self._log_file.write(server_log.launcher_line(text, level, self.config.log_format))
 
     def stop(self) -> None:
         """End it; remove all it left, but the log of one that failed. Repeatable, uninterrupted."""
         with uninterrupted():
+            has_run = self._run is not None
+            self._clear(has_failed=self._process is not None and self._process.poll() is not None)
+            if has_run and self._log_file is not None and not self._failed:
+                self._log_file.remove()
+            self._prepared = self._failed = False
+
+    def _clear(self, *, has_failed: bool) -> None:
+        """End the server, at once if it `has_failed`, and remove all it left, but the log."""
+        self._failed |= has_failed
+        with uninterrupted():
             if self._process is not None:
-                self._failed |= self._process.poll() is not None  # it ended by itself
-                self._process.terminate()
+                if has_failed:
+                    self._process.kill()
+                else:
+                    self._process.terminate()
                 try:
                     self._process.wait(
                         self.exit_timeout_s + _UNLOADING_S if self._ready else _KILL_LOADING_AFTER_S
@@ -240,12 +292,10 @@ class TritonServer:
                 _ = self.log  # reads it a last time: nobody writes to it any more
                 self._run.remove()
                 self._run = None
-                if self._log_file is not None and not self._failed:
-                    self._log_file.remove()
             if self._process is not None and self._process.returncode != 0:
                 remove_environment(self._started)
             self._process = None
-            self._prepared = self._ready = self._failed = False
+            self._ready = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -284,9 +334,18 @@ class TritonServer:
             command.append("--disable-auto-complete-config")
         return command, environment
 
+    def _wait(self, seconds: float, check: Check) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._report()
+            check()
+            time.sleep(min(_POLL_S, seconds))
+
     def _report(self) -> None:
         assert self._log_file is not None
         for line in self._log_file.lines():
+            if server_log.tells_of_success(line):
+                self._delay.succeeded()
             self._on_line(line)
 
     @contextmanager

@@ -2,12 +2,23 @@
 
 import json
 import re
+import signal
+import time
 from dataclasses import dataclass
+from typing import Literal
 
 _TRITON = re.compile(r"([IWEF])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ([\w.]+):\d+\] ?(.*)", re.DOTALL)
 # Lines of our models, from Python's logging with log_format=text.
 _TRIDENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ([A-Z])[A-Z]+ (trident[\w.]*): (.*)")
+_LAUNCHER = "trident.launch"
 _JSON_START = '{"ts":'  # the same with log_format=json
+
+# What a process says that ends itself by SIGABRT.
+_LAST_WORDS = (
+    r"terminate called after throwing an instance of '[^']+'",
+    r"ASSERTION FAILED: .+",
+    r"(?:malloc|free|realloc)\(\): .+|double free or corruption.*|corrupted .+",
+)
 
 # Messages of every start on a machine without a GPU or NVIDIA's tools.
 _HARMLESS = (
@@ -103,6 +114,45 @@ def failure(log: str) -> tuple[str, str]:
         if re.search(pattern, reason, re.IGNORECASE):
             return reason, hint
     return reason, ""
+
+
+def death(status: int, log: str) -> str:
+    """Return how a server with this exit status died, and what it said at last if that tells why.
+
+    Args:
+        status: of the process; negative for a signal.
+        log: what the server has said since its start.
+    """
+    how = f"ended with status {status}" if status >= 0 else f"was killed by {_signal(-status)}"
+    for pattern in _LAST_WORDS:
+        if found := re.findall(pattern, log):
+            return f"tritonserver {how} ({found[-1]})"
+    return f"tritonserver {how}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of real time
+        return f"signal {number}"
+
+
+def tells_of_success(line: str) -> bool:
+    """Whether a raw line says that a request was answered to its end."""
+    return "trident.request" in line and "request finished" in line
+
+
+def launcher_line(text: str, level: str, log_format: Literal["text", "json"]) -> str:
+    """Return a line of the launcher's own, in the form that the models' lines have."""
+    now = time.time()
+    if log_format == "json":
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+        line = {"ts": f"{seconds}.{int(now % 1 * 1000):03d}Z", "level": level}
+        return json.dumps(
+            line | {"logger": _LAUNCHER, "event": text, "fields": {}}, separators=(",", ":")
+        )
+    seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now))
+    return f"{seconds}.{int(now % 1 * 1000):03d} {level} {_LAUNCHER}: {' '.join(text.split())}"
 
 
 def _failure(log: str) -> str:

@@ -1,6 +1,7 @@
 """StageWatch: notices that a model stage has died, which tritonserver does not."""
 
 import time
+from pathlib import Path
 
 import psutil
 
@@ -9,6 +10,7 @@ from engine.launch.installation import STUB
 # A server that is told to end lets its stages go first, and then waits 5 s at most (its
 # --exit-timeout-secs) for requests in flight.
 _GRACE_S = 6.0
+_SIGNAL_MASK = 0x7F  # of a status as `waitpid` has it
 
 
 class StageWatch:
@@ -20,20 +22,33 @@ class StageWatch:
 
     def __init__(self, server_pid: int) -> None:
         """Remember the stages of the server, which is ready."""
-        self._stages = [
-            child
+        self._stages = {
+            child: _model_of(child)
             for child in psutil.Process(server_pid).children()
             if child.name().startswith(STUB[:15])  # as much of it as Linux keeps
-        ]
+        }
         self._dead_since: float | None = None
 
-    def has_lost_one(self) -> bool:
-        """Return whether a stage has been gone for longer than an ending server takes."""
-        if all(_is_alive(stage) for stage in self._stages):
-            return False
+    def lost(self) -> str:
+        """Return the model whose stage was killed, or ended long before the server; "" if none."""
+        dead = [stage for stage in self._stages if not _is_alive(stage)]
+        if not dead:
+            return ""
+        for stage in dead:
+            if _was_killed(stage.pid):
+                return self._stages[stage]
         if self._dead_since is None:
             self._dead_since = time.monotonic()
-        return time.monotonic() - self._dead_since > _GRACE_S
+        is_over = time.monotonic() - self._dead_since > _GRACE_S
+        return self._stages[dead[0]] if is_over else ""
+
+
+def _model_of(stage: psutil.Process) -> str:
+    """Return the name of the model that a stage runs: it is called with MODEL/VERSION/model.py."""
+    try:
+        return Path(stage.cmdline()[1]).parts[-3]
+    except (psutil.Error, IndexError):
+        return "unknown"
 
 
 def _is_alive(process: psutil.Process) -> bool:
@@ -41,3 +56,15 @@ def _is_alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _was_killed(zombie: int) -> bool:
+    """Whether a process that tritonserver has not waited for was ended by a signal.
+
+    One that tritonserver told to end was not. The status is the last field; 0 if it is hidden.
+    """
+    try:
+        fields = Path(f"/proc/{zombie}/stat").read_text(encoding="utf-8", errors="replace").split()
+    except OSError:
+        return False
+    return bool(int(fields[-1]) & _SIGNAL_MASK)

@@ -26,9 +26,18 @@ EXIT_TIMEOUT_S = 1
 ALONE = GatewayOptions("0", "127.0.0.1")
 
 
-def _server(triton: FakeTriton, tenant_key: str | None = None) -> Any:
+@pytest.fixture
+def notes() -> list[str]:
+    """What the gateway's process has told its server's log."""
+    return []
+
+
+def _server(
+    triton: FakeTriton, notes: list[str] | None = None, tenant_key: str | None = None
+) -> Any:
     """Return what a gateway needs to know of a server without TLS."""
     return SimpleNamespace(
+        note=[].append if notes is None else notes.append,
         grpc_url=triton.url,
         model="ensemble",
         config=SimpleNamespace(served_model_name=None, model="demo", tenant_key=tenant_key),
@@ -44,13 +53,14 @@ def gateway(
     triton: FakeTriton,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    notes: list[str],
 ) -> Iterator[tuple[GatewayProcess, Endpoint]]:
     """One in front of a server whose answers take long."""
     triton.pieces = [Piece({0: "a"}), *(Piece({0: "b"}, delay_s=0.1) for _ in range(300))]
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
     options = replace(ALONE, workers=request.param)
-    with GatewayProcess(_server(triton), endpoint, options, tmp_path / "log") as gateway:
+    with GatewayProcess(_server(triton, notes), endpoint, options, tmp_path / "log") as gateway:
         gateway.wait_until_up()
         yield gateway, endpoint
 
@@ -101,7 +111,13 @@ def _status(endpoint: Endpoint, key: str) -> int:
         return connection.getresponse().status
 
 
-def test_an_answer_that_takes_too_long_is_cut_off(
+def _workers(gateway: int) -> list[psutil.Process]:
+    """Return those of a gateway; another of its children watches the launcher."""
+    worker = "client.gateway.processes.worker"
+    return [each for each in psutil.Process(gateway).children() if worker in each.cmdline()]
+
+
+def test_an_answer_that_takes_too_long_ends_with_an_error(
     gateway: tuple[GatewayProcess, Endpoint], tmp_path: Path
 ) -> None:
     process, endpoint = gateway
@@ -115,8 +131,9 @@ def test_an_answer_that_takes_too_long_is_cut_off(
         started = time.monotonic()
         process.stop()
         assert EXIT_TIMEOUT_S <= time.monotonic() - started < EXIT_TIMEOUT_S + 3
-        with pytest.raises(http.client.IncompleteRead):
-            answer.read()
+        lines = [line for line in answer.read().splitlines() if line]
+        assert b"the gateway is shutting down" in lines[-2]
+        assert lines[-1] == b"data: [DONE]"
     assert not psutil.wait_procs(workers, 5)[1]
     assert not list(tmp_path.glob("trident_gateway_*"))
 
@@ -124,9 +141,31 @@ def test_an_answer_that_takes_too_long_is_cut_off(
 @pytest.mark.parametrize("gateway", [2], indirect=True)
 def test_one_that_hangs_is_killed(gateway: tuple[GatewayProcess, Endpoint]) -> None:
     process, _ = gateway
-    workers = psutil.Process(process.pid).children()
+    workers = _workers(process.pid)
     for each in (process.pid, *(worker.pid for worker in workers)):
         os.kill(each, signal.SIGSTOP)
     process.stop()
     assert not psutil.pid_exists(process.pid)
     assert not psutil.wait_procs(workers, 5)[1]
+
+
+@pytest.mark.parametrize("gateway", [1], indirect=True, ids=["alone"])
+def test_one_that_dies_is_started_again_at_its_address(
+    gateway: tuple[GatewayProcess, Endpoint], notes: list[str]
+) -> None:
+    process, endpoint = gateway
+    pids = [process.pid]
+    for _ in range(2):
+        os.kill(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while process.pid == pids[-1]:
+            assert time.monotonic() < deadline
+            process.keep_running()
+            time.sleep(0.05)
+        pids.append(process.pid)
+    assert notes == [
+        f"the gateway has died (exit status -9); starting it again in {seconds:g} s"
+        for seconds in (0, 0.5)
+    ]
+    process.wait_until_up()
+    assert _status(endpoint, "") == 200

@@ -7,12 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from openai import OpenAI
+from openai import APIError, InternalServerError, OpenAI
 
 from client import cli
 from engine.launch.environment import RUN_ID
@@ -85,6 +86,14 @@ def _nothing_left(run_id: str, folder: Path) -> bool:
     return not (_processes(run_id) or regions or list(folder.glob("trident-*")))
 
 
+def _is_up(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address.removesuffix('/v1')}/health/ready", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
 def _kept_log(output: str, folder: Path) -> str:
     """Return the content of the log that `output` names, the only one that is left."""
     (named,) = re.findall(r"^ *log: (.+)$", output, re.MULTILINE)
@@ -136,18 +145,24 @@ class TestServeCommand:
             assert names == ["demo", "ensemble"]
             answer = client.completions.create(model="demo", prompt="a fox")
             assert "fox" in answer.choices[0].text
-        run_id = launcher.run_id()
-        gateway = next(
-            p for p in psutil.Process(launcher.process.pid).children() if "gateway" in p.cmdline()
-        )
-        workers = gateway.children()
-        assert len(workers) == 2
-        gateway.kill()
-        status, output = launcher.end()
-        assert status == 1
-        assert not psutil.wait_procs(workers, 30)[1]
-        assert not list(tmp_path.glob("trident_gateway_*"))
-        assert "the gateway has died (exit status -9)" in output
+            run_id = launcher.run_id()
+            gateway = next(
+                p
+                for p in psutil.Process(launcher.process.pid).children()
+                if "gateway" in p.cmdline()
+            )
+            worker = "client.gateway.processes.worker"
+            workers = [p for p in gateway.children() if worker in p.cmdline()]
+            assert len(workers) == 2
+            gateway.kill()
+            launcher.wait_for("the gateway has died (exit status -9); starting it again in 0 s")
+            assert not psutil.wait_procs(workers, 30)[1]
+            assert not list(tmp_path.glob("trident_gateway_*"))
+            assert eventually(lambda: _is_up(address))
+            answer = client.completions.create(model="demo", prompt="a fox")
+            assert "fox" in answer.choices[0].text
+        status, output = launcher.end(signal.SIGTERM)
+        assert status == 0, output
         assert _nothing_left(run_id, tmp_path)
 
     def test_without_a_gateway(self, launch: Callable[..., Launcher]) -> None:
@@ -186,19 +201,38 @@ class TestServeCommand:
         assert status == 1
         assert "trident: unrecognized option '--frobnicate=3'" in output
 
-    def test_tritonserver_that_dies_later(
+    def test_tritonserver_that_dies_is_started_again_behind_its_gateway(
         self, launch: Callable[..., Launcher], tmp_path: Path
     ) -> None:
         launcher = launch()
-        launcher.wait_for("Ctrl-C stops")
-        run_id = launcher.run_id()
-        (server,) = (p for p in _processes(run_id) if p.name() == "tritonserver")
-        server.kill()
-        status, output = launcher.end()
-        assert status == 1
-        assert "tritonserver died" in output
-        assert _nothing_left(run_id, tmp_path)
-        assert "loading the script" in _kept_log(output, tmp_path)
+        output = launcher.wait_for("Ctrl-C stops")
+        (address,) = re.findall(r"OpenAI +(http://\S+)", output)
+        first = launcher.run_id()
+        (server,) = (p for p in _processes(first) if p.name() == "tritonserver")
+        with OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+            stream = client.completions.create(
+                model="demo", prompt=" ".join(["word"] * 3000), stream=True
+            )
+            assert next(stream).choices[0].text == "word"
+            server.kill()
+            with pytest.raises(APIError, match="the server is unavailable"):
+                list(stream)
+            with pytest.raises(InternalServerError) as refused:
+                client.completions.create(model="demo", prompt="a fox")
+            assert refused.value.status_code == 503
+            assert refused.value.response.headers["retry-after"] == "1"
+            launcher.wait_for("tritonserver was killed by SIGKILL; starting it again in 0 s")
+            launcher.wait_for("tritonserver is ready again")
+            assert eventually(lambda: _is_up(address))
+            answer = client.completions.create(model="demo", prompt="a fox")
+            assert "fox" in answer.choices[0].text
+        second = launcher.run_id()
+        assert first != second
+        status, output = launcher.end(signal.SIGTERM)
+        assert status == 0, output
+        assert all(_nothing_left(each, tmp_path) for each in (first, second))
+        (log,) = (tmp_path / "trident").iterdir()
+        assert log.read_text().count("loading the script") == 2
 
     def test_killed_launcher_takes_the_server_with_it(
         self, launch: Callable[..., Launcher], tmp_path: Path

@@ -3,18 +3,19 @@
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib import request as http
+from urllib.error import HTTPError
 
 import psutil
 import pytest
 
 from client import AsyncTridentClient, TridentClient
 from client.errors import InvalidRequestError, RequestTimeoutError
-from engine.launch import stage_watch
-from engine.launch.errors import ServerStartError, StageDiedError
+from engine.launch.errors import ServerStartError
 from engine.launch.server import TritonServer
 from tests.client.scripted_model import write_repository
 from tests.client.waiting import eventually
@@ -86,6 +87,25 @@ class TestClients:
         url = f"http://{server.http_url}/v2/models/ensemble/generate"
         with http.urlopen(http.Request(url, body), timeout=60) as response:
             assert len(json.load(response)["text_output"]) == 9_000_000
+
+    def test_nested_http_bodies_of_the_size_that_the_proxy_takes(
+        self, server: TritonServer
+    ) -> None:
+        proxy = Path(__file__).parents[2] / "docker" / "nginx.conf"
+        (mib,) = re.findall(r"client_max_body_size (\d+)m;", proxy.read_text())
+        size = int(mib) << 20
+        levels = (size - len('{"text_input":}')) // 2
+        bodies = (
+            b'{"text_input":%b%b}' % (b"[" * levels, b"]" * levels),  # well-formed
+            b"[" * size,
+        )
+        for body in bodies:
+            url = f"http://{server.http_url}/v2/models/ensemble/generate"
+            with pytest.raises(HTTPError, match=r"HTTP Error (400|500)") as refused:
+                http.urlopen(http.Request(url, body), timeout=60)
+            refused.value.close()
+        with TridentClient(server.grpc_url) as client:
+            assert client.generate("next").text == "next"
 
 
 class TestTritonServer:
@@ -174,15 +194,12 @@ def test_triton_completes_the_configurations_of_other_repositories_only(
         own.stop()
 
 
-def test_a_stage_that_dies_is_noticed(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_watch, "_GRACE_S", 0.5)
+def test_a_stage_that_dies_is_noticed_at_once(repository: Path) -> None:
     with TritonServer(repository=repository, ports=0) as server:
-        stages = [
+        (stage,) = (
             child
             for child in psutil.Process(server.pid).children()
             if child.name().startswith("triton_python")
-        ]
-        stages[0].kill()
-        with pytest.raises(StageDiedError, match="a model stage of tritonserver has died"):
-            server.follow()
+        )
+        assert server.follow(stage.kill) == "the ensemble stage of tritonserver has died"
     assert server.log_path.exists()

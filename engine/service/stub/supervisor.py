@@ -13,6 +13,7 @@ from msgspec import structs
 from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError, TridentError
 from engine.protocol.messages import FromEngine, Ready, Shutdown, ToEngine
+from engine.restart_delay import RestartDelay
 from engine.service.stub.engine_process import Death, EngineProcess
 from engine.service.stub.watchdog import Watchdog
 
@@ -21,8 +22,6 @@ log = logging.getLogger("trident.client")
 State = Literal["starting", "ready", "restarting", "closed"]
 
 _CLOSE_TIMEOUT_S = 3.0
-_FIRST_DELAY_S = 0.5
-_MAX_DELAY_S = 30.0
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -72,8 +71,8 @@ class Owner(Protocol):
 class Supervisor:
     """Starts the engine process, watches it, and starts it again when it has died.
 
-    A process that finished a request is replaced at once; after others there is a delay that
-    doubles each time. Thread-safe.
+    A process that finished a request is replaced at once, others as `RestartDelay` says.
+    Thread-safe.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Supervisor:
         self._owner = owner
         self._on_progress = on_progress
         self._python, self._module = python, module
-        self._num_useless_lives = 0
+        self._delay = RestartDelay()
         self._lock = threading.Lock()  # of _health
         self._health = Health("starting")
         self._process: EngineProcess | None = None
@@ -143,7 +142,7 @@ class Supervisor:
 
     def succeeded(self) -> None:
         """Record that a request has finished, so that a dead process is replaced at once."""
-        self._num_useless_lives = 0
+        self._delay.succeeded()
 
     def close(self) -> None:
         """End the process, and wait until the owner has heard of it. Repeatable."""
@@ -173,7 +172,7 @@ class Supervisor:
                     log.error("the engine process could not be started: %s", error)
                 self._set_health("restarting", "the engine process could not be started again")
             if not self._closing.is_set():
-                delay = self._next_delay()
+                delay = self._delay.next()
                 log.warning("%s; starting it again in %g s", self._health.detail, delay)
                 self._closing.wait(delay)
         self._set_health("closed", "the engine process has been shut down")
@@ -223,10 +222,6 @@ class Supervisor:
         if not self._closing.is_set():
             self._set_health("restarting", f"the engine process {death.reason}")
         self._owner.on_death(death)
-
-    def _next_delay(self) -> float:
-        useless, self._num_useless_lives = self._num_useless_lives, self._num_useless_lives + 1
-        return min(_FIRST_DELAY_S * 2 ** (useless - 1), _MAX_DELAY_S) if useless else 0.0
 
     def _set_health(self, state: State, detail: str) -> None:
         with self._lock:
