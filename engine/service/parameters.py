@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hmac
-import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import msgspec
 
 from engine.errors import RequestError
 from engine.json_reader import parse_json, parse_json_fields

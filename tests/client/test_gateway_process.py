@@ -84,7 +84,7 @@ def test_its_keys_are_in_no_list_of_processes(
     monkeypatch.setenv("TRIDENT_API_KEY", "sk-of-the-shell")
     endpoint = Endpoint("openai", "127.0.0.1", pick_free(1)[0])
     options = replace(ALONE, api_keys=("sk-a", "sk-b"))
-    server = _server(triton, "sk-of-the-server")
+    server = _server(triton, tenant_key="sk-of-the-server")
     with GatewayProcess(server, endpoint, options, tmp_path / "log") as gateway:
         gateway.wait_until_up()
         processes = [psutil.Process(gateway.pid)]

@@ -17,7 +17,7 @@ from tests.engine.test_drafts import NGRAM, REPEATED, SETTINGS
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
-        ({"device": "null"}, UnsupportedError, "speculative_config: .* on a CPU alone"),
+        ({"device": "null"}, UnsupportedError, "speculative_config: .* on CPU only"),
         ({"async_scheduling": True}, ConfigError, "async_scheduling: must be off"),
     ],
     ids=str,
