@@ -1,7 +1,8 @@
 """`python -m engine.bench.grammars`: what structured output costs, for a checkpoint's vocabulary.
 
-On the null device, at the rate of a GPU: the time of the masks per step and per token beside the
-time of a step, and how many tokens a step gives where the grammar forces some. No weights are read.
+On the null device, at the rate of a GPU: the time that the loop waits for masks per step and per
+token beside the time of a step, and how many tokens a step gives where the grammar forces some. No
+weights are read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from engine.bench.steps import Steps
 from engine.bench.tables import markdown
 from engine.bench.tool_sets import ToolSets, calls_schema, calls_tag
+from engine.core.schedule import SamplingBatch
 from engine.service.garbage import spare_startup_objects
 
 _JSON = r"""
@@ -63,6 +65,8 @@ class Bench(Steps):
         self._masks_s, self._num_masks = 0.0, 0
         constraints: Any = self.core.scheduler.constraints
         constraints.batch = self._timed(constraints.batch)
+        workers: Any = self.core.scheduler.mask_workers
+        workers.begin, workers.wait = self._timed(workers.begin), self._timed(workers.wait)
         spare_startup_objects()
 
     def masks(self, asked: dict[str, Any] | None) -> tuple[float, float, float, float]:
@@ -97,10 +101,11 @@ class Bench(Steps):
     def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
             began = time.monotonic()
-            batch = method(*args)
+            result = method(*args)
             self._masks_s += time.monotonic() - began
-            self._num_masks += len(batch.mask_rows)
-            return batch
+            if isinstance(result, SamplingBatch):
+                self._num_masks += len(result.mask_rows)
+            return result
 
         return timed
 

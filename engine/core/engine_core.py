@@ -228,11 +228,14 @@ class EngineCore:
         if self._is_ahead:
             due, self._in_flight = self._in_flight, launched
         if due is None:
-            if not launched:
-                self._grammars.wait(_MAX_IDLE_S)
-            return failures
-        pending, num_tokens = due
-        advanced = self.scheduler.update(pending.wait())
+            if launched or not self.scheduler.is_late:
+                if not launched:
+                    self._grammars.wait(_MAX_IDLE_S)
+                return failures
+            advanced, num_tokens = self.scheduler.update(None), 0
+        else:
+            pending, num_tokens = due
+            advanced = self.scheduler.update(pending.wait())
         self._recorder.stepped(num_tokens, advanced)
         return StepOutputs.concatenated([failures, self._outputs_of(advanced)])
 

@@ -224,11 +224,7 @@ class Request:
             self.output.logprobs, self.output.cumulative_logprob = [], 0.0
             self.finish = Finish("length")
             return
-        # The device does not know all stop tokens if there are many.
-        if token_id in self.stop_token_ids and (
-            self.num_output_tokens > self.sampling_params.min_tokens
-        ):
-            ended = "stop"
+        ended = self._ended(token_id, ended, self.num_output_tokens)
         try:
             for asked in self.processors:
                 asked.check()
@@ -243,6 +239,26 @@ class Request:
                     self.thinking.append(token_id)
         except Exception as error:
             self.finish = Finish("error", error=error)
+
+    def grammar_of(self, token_id: int, ended: FinishReason | None) -> SequenceGrammar | None:
+        """Return the grammar that has to follow a token that was drawn; None if there is none.
+
+        A token that stops the sequence is not of its grammar; `ended` as in `examine`.
+        """
+        if self._ended(token_id, ended, self.num_output_tokens + 1) == "stop":
+            return None
+        return self.grammar
+
+    def _ended(
+        self, token_id: int, ended: FinishReason | None, num_output_tokens: int
+    ) -> FinishReason | None:
+        """Return how the last of `num_output_tokens` ends the sequence, if it is `ended` so far.
+
+        The device does not know all stop tokens if there are many.
+        """
+        min_tokens = self.sampling_params.min_tokens
+        stops = token_id in self.stop_token_ids and num_output_tokens > min_tokens
+        return "stop" if stops else ended
 
     @property
     def takes_forced_tokens(self) -> bool:

@@ -257,3 +257,18 @@ class Samples:
     prompt_logprobs: ScoredLogprobs | None = None
     hidden: Float32s | None = None
     drafted: tuple[Samples, ...] = ()
+
+    def row(self, place: int) -> Samples:
+        """Return the token of one sequence, without what the step has found of prompts."""
+        one, found = slice(place, place + 1), self.logprobs
+        if found is not None:
+            which = np.flatnonzero(found.rows == place)
+            found = SampledLogprobs(
+                rows=np.zeros_like(which, dtype=np.int32),
+                logprobs=found.logprobs[which],
+                ranks=found.ranks[which],
+                num_top=found.num_top[which],
+                top_token_ids=found.top_token_ids[which],
+                top_logprobs=found.top_logprobs[which],
+            )
+        return Samples(self.token_ids[one], self.finish_reasons[one], found)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.beams.beam_scheduler import BeamScheduler
+from engine.core.constraints.mask_workers import MaskWorkers
 from engine.core.constraints.sampling_constraints import SamplingConstraints
 from engine.core.drafts.drafter import Drafter
 from engine.core.drafts.proposer import Proposer
@@ -54,6 +55,7 @@ class Scheduler:
         running: sequences that take part in each step, in policy order.
         unfinished: uid -> index -> sequence, including forks that have not started.
         slots: what the host knows of the sequences in `running`.
+        mask_workers: where their grammars follow the tokens.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Scheduler:
         long_prefill_token_threshold: int = 0,
         policy: Literal["fcfs", "priority"] = "fcfs",
         proposer: Proposer | None = None,
+        mask_workers: MaskWorkers | None = None,
     ) -> None:
         """Schedule on `kv_cache`; `token_bytes` is `TokenFlags.byte_sets`, the rest is settings."""
         assert max_num_batched_tokens >= max_num_seqs
@@ -76,7 +79,8 @@ class Scheduler:
         self.policy = policy
         self.rank = rank_by_priority if policy == "priority" else rank_fcfs
         self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
-        self._reader = TokenReader(self.slots, kv_cache, token_bytes)
+        self.mask_workers = mask_workers or MaskWorkers()
+        self._reader = TokenReader(self.slots, kv_cache, token_bytes, self.mask_workers)
         self.constraints = SamplingConstraints(vocab_size=len(token_bytes))
         self.waiting = WaitingQueues(self.rank, self.slots.shares)
         self._admission = PromptAdmission(
@@ -257,11 +261,19 @@ class Scheduler:
         request.num_computed_tokens = 0
         self._admission.reconsider()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether a token waits for its grammar; its sequence is in no step until then."""
+        return self._reader.is_late
+
     @nvtx_range("update")
-    def update(self, samples: Samples) -> Advanced:
+    def update(self, samples: Samples | None) -> Advanced:
         """Read the tokens of the oldest step that has not been read; return who got one.
 
         Finished and failed requests are freed and removed from the queues.
+
+        Args:
+            samples: None: there is no such step, and tokens wait for their grammars (`is_late`).
         """
         advanced = self._reader.read(samples)
         self._beams.advance(advanced)

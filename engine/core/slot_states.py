@@ -36,6 +36,7 @@ class SlotStates:
         index: int32 [S].
         host_chooses: bool [S], as `Request.host_chooses` after the last token that was read.
         is_watched: bool [S], as `Request.is_watched`.
+        has_grammar: bool [S].
         has_stop_strings: bool [S].
         watched_bytes: uint64 [S, 4], as `StopChecker.watch`, of those with stop strings.
         skips_special_tokens: int32 [S], 1 if special tokens are left out of the text.
@@ -56,9 +57,9 @@ class SlotStates:
         ints = np.zeros((7, num_slots), dtype=np.int32)
         self.num_unread_tokens, self.num_prompt_tokens, self.max_num_tokens = ints[:3]
         self.capacity, self.reserved, self.index, self.skips_special_tokens = ints[3:]
-        flags = np.zeros((7, num_slots), dtype=np.bool_)
-        self.host_chooses, self.is_watched, self.has_stop_strings = flags[:3]
-        self.has_window, self.is_streamed, self.has_logprobs, self.wants_embedding = flags[3:]
+        flags = np.zeros((8, num_slots), dtype=np.bool_)
+        self.host_chooses, self.is_watched, self.has_stop_strings, self.has_grammar = flags[:4]
+        self.has_window, self.is_streamed, self.has_logprobs, self.wants_embedding = flags[4:]
         self.watched_bytes = np.zeros((num_slots, 4), dtype=np.uint64)
         self.serial = np.full(num_slots, FREE, dtype=np.int64)
         self.uid = np.zeros(num_slots, dtype=np.int64)
@@ -86,6 +87,7 @@ class SlotStates:
         self.index[slot] = request.index
         self.host_chooses[slot] = request.host_chooses
         self.is_watched[slot] = request.is_watched
+        self.has_grammar[slot] = request.grammar is not None
         checker = request.output.stop_checker
         self.has_stop_strings[slot] = checker is not None
         self.watched_bytes[slot] = 0 if checker is None else checker.watch
@@ -135,6 +137,10 @@ class SlotStates:
         request = self.requests[slot]
         assert request is not None
         return request
+
+    def is_owned(self, slot: int, serial: int) -> bool:
+        """Whether `slot` has not been assigned again since it was by `serial`, nor freed."""
+        return bool(self.serial[slot] == serial)
 
     def in_use(self) -> NDArray[np.int32]:
         """Return the slots of all running sequences, ascending."""

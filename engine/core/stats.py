@@ -105,7 +105,10 @@ class StatsRecorder:
         )
 
     def stepped(self, num_tokens: int, advanced: Advanced) -> None:
-        """Count a step that computed `num_tokens`, and the tokens that it gave."""
+        """Count a step that computed `num_tokens`, and the tokens that it gave.
+
+        Without a step, 0, tokens are given that were late.
+        """
         num_tokens_out = len(advanced.token_gaps_s) + advanced.num_forced
         for request in advanced.begun:
             assert request.times.first_token is not None
@@ -122,7 +125,8 @@ class StatsRecorder:
                 num_accepted_tokens=advanced.num_accepted_tokens,
             )
         self._histograms["inter_token_latency_seconds"].observe_all(advanced.token_gaps_s)
-        self._observe(iteration_tokens_total=num_tokens)
+        if num_tokens:
+            self._observe(iteration_tokens_total=num_tokens)
 
     def finished(self, request: Request) -> None:
         """Count `request` if it has ended; to be called once after that."""

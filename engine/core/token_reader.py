@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.constraints.forced_tokens import TokenForcer
+from engine.core.constraints.mask_workers import Drawn, MaskWorkers
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.logprobs.prompt_scorer import PromptScorer
 from engine.core.logprobs.sampled_logprobs import token_logprobs
@@ -22,6 +24,7 @@ from engine.core.slot_states import SlotStates
 from engine.text.byte_sets import ByteSets
 
 # By what the device says of a row: its sequence goes on, or why it has ended.
+_MAX_WAIT_S = 0.005  # that arrivals may wait while nothing but grammars is to be waited for
 _FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
 
 
@@ -37,6 +40,11 @@ class _Rows(NamedTuple):
     slots: NDArray[np.int32]
     serials: NDArray[np.int64]
     is_embedded: NDArray[np.bool_]
+
+    def one(self, place: int) -> _Rows:
+        """Return the row at `place` alone."""
+        part = slice(place, place + 1)
+        return _Rows(self.slots[part], self.serials[part], self.is_embedded[part])
 
 
 @dataclass(slots=True)
@@ -62,6 +70,19 @@ class Advanced:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
+    @classmethod
+    def nobody(cls) -> Advanced:
+        """Return that of no sequences."""
+        return cls(np.zeros(0, np.int32), [], [], np.zeros(0, np.float64))
+
+    def add_others(self, others: Advanced) -> None:
+        """Add sequences that are not among these."""
+        self.slots = np.concatenate([self.slots, others.slots])
+        self.examined += others.examined
+        self.begun += others.begun
+        self.token_gaps_s = np.concatenate([self.token_gaps_s, others.token_gaps_s])
+        self.num_forced += others.num_forced
+
     def add(self, drawn: Advanced | None, num_drafts: int) -> None:
         """Add the tokens that were `drawn` behind `num_drafts` drafts, one or none of each."""
         self.num_drafts = max(self.num_drafts, num_drafts)  # each has a first one
@@ -81,17 +102,37 @@ class Advanced:
         return [request for request in self.examined if request.finish is not None]
 
 
+@dataclass(slots=True)
+class _Late:
+    """The token of one row whose grammar has not followed it yet: it counts as unread."""
+
+    row: _Rows
+    sample: Samples
+    drawn: Drawn
+
+
 class TokenReader:
     """Remembers whose rows are in flight: a slot may have another owner when they are read.
+
+    A token of a sequence with a grammar is read when the grammar has followed it, maybe some steps
+    later: until then the sequence takes part in none, as its next token depends on that.
 
     Attributes:
         scorer: does so for the prompts whose log-probabilities are found.
     """
 
-    def __init__(self, states: SlotStates, kv_cache: KVCacheManager, token_bytes: ByteSets) -> None:
+    def __init__(
+        self,
+        states: SlotStates,
+        kv_cache: KVCacheManager,
+        token_bytes: ByteSets,
+        mask_workers: MaskWorkers,
+    ) -> None:
         """Read the tokens of the sequences in `states`, and commit the blocks that they fill.
 
-        `token_bytes` is `TokenFlags.byte_sets`.
+        Args:
+            token_bytes: `TokenFlags.byte_sets`.
+            mask_workers: where grammars follow the tokens.
         """
         self._token_bytes = token_bytes
         self._states = states
@@ -100,11 +141,18 @@ class TokenReader:
         self._forcer = TokenForcer(states, vocab_size=len(token_bytes))
         # Of each step, those that sample a token, then those behind the first drafts, and so on.
         self._in_flight: deque[list[_Rows]] = deque()
+        self._mask_workers = mask_workers
+        self._late: list[_Late] = []
 
     @property
     def is_busy(self) -> bool:
-        """Whether a step is in flight."""
-        return bool(self._in_flight)
+        """Whether a step is in flight, or a token waits for its grammar."""
+        return bool(self._in_flight or self._late)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a token waits for its grammar."""
+        return bool(self._late)
 
     def launch(self, schedule: Schedule) -> Schedule:
         """Note the next step; return it with what it finds of prompts, and the forced tokens."""
@@ -130,17 +178,64 @@ class TokenReader:
             self._states.num_unread_tokens[rows.slots] -= 1
         self.scorer.cancel()
 
-    def read(self, samples: Samples) -> Advanced:
+    def read(self, samples: Samples | None) -> Advanced:
         """Take the tokens of the oldest step in flight; those of sequences without slot are lost.
 
         These have ended, or were preempted: then the token is drawn again, from the same seed.
+
+        Args:
+            samples: None: no step is in flight; wait for a grammar.
         """
-        self.scorer.read(samples)  # before the first token, which goes out with what it finds
-        first, *drafted = self._in_flight.popleft()
-        advanced = self._take(first, samples, self._are_owned(first))
-        for rows, drawn in zip_longest(drafted, samples.drafted):
-            self._take_drafted(rows, drawn, advanced)
+        advanced, late = Advanced.nobody(), self._late
+        self._late = []
+        if samples is None:
+            self._mask_workers.wait_for_any(_MAX_WAIT_S)
+        else:
+            self.scorer.read(samples)  # before the first token, which goes out with what it finds
+            first, *drafted = self._in_flight.popleft()
+            advanced = self._read(first, samples)
+            for rows, drawn in zip_longest(drafted, samples.drafted):
+                self._take_drafted(rows, drawn, advanced)
+        for each in late:
+            is_owned = self._are_owned(each.row)
+            if is_owned.any() and not each.drawn.is_ready:
+                self._late.append(each)
+            elif is_owned.any():
+                advanced.add_others(self._take(each.row, each.sample, is_owned))
         return advanced
+
+    def _read(self, rows: _Rows, samples: Samples) -> Advanced:
+        """Take the tokens of `rows`, but those that their grammars have not followed in time."""
+        is_owned = self._are_owned(rows)
+        drawn = self._drawn(rows, samples, is_owned)
+        if not drawn:
+            return self._take(rows, samples, is_owned)
+        self._mask_workers.begin([*drawn.values()])
+        follows = np.zeros_like(is_owned)
+        follows[[*drawn]] = True
+        # While the grammars follow theirs.
+        advanced = self._take(rows, samples, is_owned & ~follows)
+        self._mask_workers.wait()
+        for place, each in drawn.items():
+            if not each.is_ready:
+                follows[place] = False
+                self._late.append(_Late(rows.one(place), samples.row(place), each))
+        advanced.add_others(self._take(rows, samples, follows))
+        return advanced
+
+    def _drawn(
+        self, rows: _Rows, samples: Samples, is_owned: NDArray[np.bool_]
+    ) -> dict[int, Drawn]:
+        """Return the tokens that grammars have to follow, by their place in `rows`."""
+        states, drawn = self._states, {}
+        for place in (is_owned & states.has_grammar[rows.slots]).nonzero()[0].tolist():
+            slot, token_id = int(rows.slots[place]), int(samples.token_ids[place])
+            reason = _FINISH_REASONS[samples.finish_reasons[place]]
+            grammar = states.owner(slot).grammar_of(token_id, reason)
+            if grammar is not None and grammar.needs_advance(token_id):
+                is_wanted = partial(states.is_owned, slot, int(rows.serials[place]))
+                drawn[place] = Drawn(grammar, token_id, is_wanted)
+        return drawn
 
     def _are_owned(self, rows: _Rows) -> NDArray[np.bool_]:
         """Whether the sequences of `rows` still have their slots."""

@@ -133,7 +133,8 @@ def test_a_token_that_the_request_forbids_is_not_forced(llm: LLM) -> None:
 
 
 def test_too_many_that_the_trial_does_not_reach_end_their_request_alone(llm: LLM) -> None:
-    later = {"structured_outputs": {"regex": "[a-z]{40}[0-9](b ){20000}"}}
+    [z] = Tokenizer(byte_level_tokenizer()).encode("z", add_special_tokens=False)
+    later = {"structured_outputs": {"regex": "[a-w]|z[0-9](b ){20000}"}, "logit_bias": {z: 100}}
     with pytest.raises(RequestError, match=r"cannot be followed: leaves no choice about \d+"):
         run(llm, later)
     [result] = run(llm, DOCUMENT)

@@ -8,7 +8,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from engine.text.grammar.matcher import MaskFiller, SequenceGrammar
+from engine.text.grammar.matcher import SequenceGrammar
 from engine.text.grammar.request_forms import parse_structured_outputs
 from engine.text.grammar.spec import GrammarSpec
 from engine.text.grammar.vocabulary import Vocabulary
@@ -46,7 +46,7 @@ class RandomWriter:
         self._tokenizer = tokenizer
         self._ends = vocabulary.eos_token_ids
         self._num_ids = vocabulary.num_ids
-        self._filler = MaskFiller(vocabulary.size)
+        self._size = vocabulary.size
         self._bias = np.zeros(32 * -(-vocabulary.size // 32))
         for token_id in tokenizer.text_token_ids():
             text = tokenizer.token_text(token_id)
@@ -69,7 +69,7 @@ class RandomWriter:
             [],
         )
         for _ in range(max_tokens):
-            allowed = allowed_ids(self._filler.fill([grammar])[0])
+            allowed = allowed_ids(grammar.mask(self._size))
             logits = (draw.gumbel(size=len(allowed)) * 1.5 + draw.normal(size=len(allowed))) + (
                 self._bias[allowed]
             )

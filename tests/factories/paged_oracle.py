@@ -121,6 +121,8 @@ class PagedOracle:
         if schedule.num_rows:
             self.in_flight.append(self.execute(schedule))
         finished: list[Request] = []
+        if not (schedule.num_rows or self.in_flight) and self.scheduler.is_late:
+            finished += self.scheduler.update(None).finished
         while len(self.in_flight) > (self.num_ahead if schedule.num_rows else 0):
             advanced = self.scheduler.update(self.in_flight.popleft())
             finished += advanced.finished

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from engine.core.constraints.mask_workers import MaskWorkers
 from engine.core.drafts.proposer import Proposer
 from engine.core.kv.group_windows import GroupWindows
 from engine.core.kv.kv_cache_manager import KVCacheManager
@@ -66,6 +67,7 @@ def make_scheduler(
     max_model_len: int = 256,
     windows: Sequence[int | None] = (None,),
     proposer: Proposer | None = None,
+    mask_workers: MaskWorkers | None = None,
 ) -> Scheduler:
     cache = KVCacheManager(
         num_blocks,
@@ -88,6 +90,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         token_bytes=np.tile(ALL_BYTES, (VOCAB, 1)),
         proposer=proposer,
+        mask_workers=mask_workers,
     )
 
 

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from llguidance import LLMatcher
 
@@ -14,6 +15,7 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.errors import QueueFullError
 from engine.text.grammar.compiler import GrammarCompiler, cost_of
+from engine.text.grammar.host_budget import HostBudget
 from engine.text.grammar.matcher import SequenceGrammar
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
 
@@ -51,6 +53,8 @@ class GrammarQueue:
         # By the compiler's threads: uids of requests whose grammar is compiled.
         self._done: deque[int] = deque()
         self._any_done = threading.Event()
+        # Of all sequences of a compiled grammar.
+        self._budgets: WeakKeyDictionary[Future[LLMatcher], HostBudget] = WeakKeyDictionary()
 
     def add(self, siblings: Sequence[Request], spec: GrammarSpec) -> None:
         """Hold the sequences of a new request until `spec` is compiled.
@@ -99,7 +103,7 @@ class GrammarQueue:
             if wait is None:  # it was aborted
                 continue
             try:
-                self._start(uid, wait.future.result())
+                self._start(uid, wait.future)
             except GrammarTextError as error:
                 yield uid, wait.spec.error(str(error))
             except Exception as error:  # the step must go on for the others
@@ -126,9 +130,10 @@ class GrammarQueue:
                 _decrease(self._costs, wait.tenant, cost_of(wait.spec))
         return wait
 
-    def _start(self, uid: int, start: LLMatcher) -> None:
+    def _start(self, uid: int, compiled: Future[LLMatcher]) -> None:
+        start, shared = compiled.result(), self._budgets.setdefault(compiled, HostBudget())
         for request in self._scheduler.unfinished[uid].values():
-            request.grammar = SequenceGrammar(start, self._num_ids)
+            request.grammar = SequenceGrammar(start, self._num_ids, shared=shared)
         self._scheduler.waiting.release(uid)
 
 

@@ -11,7 +11,6 @@ from engine.core.constraints.adjustments import LogitsAdjuster
 from engine.core.constraints.token_masks import forbid, token_mask
 from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule
-from engine.text.grammar.matcher import MaskFiller
 
 
 class SamplingConstraints:
@@ -23,7 +22,7 @@ class SamplingConstraints:
         """Start with none."""
         self._every_token = token_mask(np.arange(vocab_size, dtype=np.int32), -(-vocab_size // 32))
         self._nothing = SamplingBatch(np.zeros(0, dtype=np.int32), self._every_token[None][:0])
-        self._filler = MaskFiller(vocab_size)
+        self._vocab_size = vocab_size
         self._adjuster = LogitsAdjuster(vocab_size)
         self._running: dict[int, tuple[Request, NDArray[np.int32]]] = {}  # by slot, with its mask
 
@@ -64,11 +63,11 @@ class SamplingConstraints:
             for row in np.flatnonzero(schedule.wants_token).tolist()
             if (slot := int(schedule.slots[row])) in self._running
         }
-        grammars = [request.grammar for request, _ in rows.values() if request.grammar is not None]
-        filled = iter(self._filler.fill(grammars)) if grammars else iter(())
         masks = {}
         for row, (request, allowed) in rows.items():
-            left = allowed if request.grammar is None else allowed & next(filled)
+            left = allowed
+            if request.grammar is not None:
+                left = allowed & request.grammar.mask(self._vocab_size)
             mask = _mask(request, left, int(schedule.num_output_tokens[row]))
             if mask is not None:
                 masks[row] = mask

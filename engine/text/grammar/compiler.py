@@ -15,7 +15,7 @@ from engine.errors import UnsupportedError
 from engine.fair_executor import FairExecutor
 from engine.text.grammar.sandbox import Sandbox
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
-from engine.text.grammar.trial import LIMITS, described
+from engine.text.grammar.trial import described, limits_of
 from engine.text.grammar.vocabulary import Vocabulary
 
 _MAX_KEPT = 64
@@ -103,7 +103,7 @@ class GrammarCompiler:
         if sandbox is None:
             sandbox = self._sandboxes[threading.get_ident()] = Sandbox(self._vocabulary)
         text = sandbox.text_of(spec)
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits_of(spec))
         matcher.compute_bitmask()  # the first one of a lexer takes longest
         if matcher.is_error():
             raise GrammarTextError(described(matcher.get_error()))

@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -22,15 +23,17 @@ import psutil
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.text.grammar.compose import llguidance_texts
+from engine.text.grammar.host_budget import HostBudget
 from engine.text.grammar.spec import MAX_FORCED_BYTES, GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 
-# Wide objects have some thousand items; the other limits, by default, allow 30 ms for a mask.
-LIMITS = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+# Wide objects have some thousand items.
+_MAX_ITEMS = 20_000
 
 _MAX_MEMORY = 2**30  # bytes, beside those of the vocabulary
 _STACK = 2**21  # bytes: no more than any thread that uses the compiled grammar has
-_NUM_STEPS = 16
+_NUM_STEPS = 200
+_MAX_WALK_S = 1.0  # CPU seconds
 _PR_SET_PDEATHSIG = 1
 _EXCERPT = re.compile(r"\s*(\d+ \|.*|\^+)?\s*")
 
@@ -63,7 +66,7 @@ def _answer(
         # The steps of a trial may not reach what begins later.
         for each in (spec.body, spec) if spec.begin_after else (spec,):
             texts = llguidance_texts(each, special, vocabulary.eos_token_ids)
-            reply = {"text": _usable(texts, vocabulary, tokenizer)}
+            reply = {"text": _usable(texts, limits_of(spec), vocabulary, tokenizer)}
     except GrammarTextError as error:
         reply = {"error": str(error)}
     except (MemoryError, RecursionError):
@@ -73,12 +76,21 @@ def _answer(
     print(json.dumps(reply), flush=True)
 
 
-def _usable(texts: Iterable[str], vocabulary: Vocabulary, tokenizer: LLTokenizer) -> str:
+def limits_of(spec: GrammarSpec) -> LLParserLimits:
+    """Return the limits of llguidance for `spec`: its own for rules that a client has written."""
+    if spec.kind == "grammar":
+        return LLParserLimits(verbose_errors=False)
+    return LLParserLimits(max_items_in_row=_MAX_ITEMS, verbose_errors=False)
+
+
+def _usable(
+    texts: Iterable[str], limits: LLParserLimits, vocabulary: Vocabulary, tokenizer: LLTokenizer
+) -> str:
     """Return the first of `texts` that can be followed; raises as `_walk` for the last."""
     refusal = GrammarTextError("is missing")
     for text in texts:
         try:
-            _walk(LLMatcher(tokenizer, text, log_level=0, limits=LIMITS), vocabulary)
+            _walk(LLMatcher(tokenizer, text, log_level=0, limits=limits), vocabulary)
         except GrammarTextError as error:
             refusal = error
         else:
@@ -92,17 +104,25 @@ def _walk(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
     Raises:
         GrammarTextError: it is wrong, or needs too much to be followed.
     """
-    draw = random.Random(0)
+    draw, budget, began = random.Random(0), HostBudget(), time.thread_time()
+    spent_s = 0.0
     for step in range(_NUM_STEPS):
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():
             raise GrammarTextError(described(matcher.get_error()))
         forced_tokens(matcher)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-        going_on = [token for token in allowed.tolist() if token not in vocabulary.eos_token_ids]
         if step == 0 and not len(allowed):
             raise GrammarTextError("nothing can match, with the tokens of this model")
-        if not going_on or not matcher.consume_token(draw.choice(going_on)):
+        going_on = allowed[~np.isin(allowed, vocabulary.eos_token_ids)]
+        if not len(going_on) or not matcher.consume_token(int(draw.choice(going_on))):
+            break
+        step_s = time.thread_time() - began - spent_s
+        spent_s += step_s
+        if step:  # the first mask of a lexer takes longest
+            budget.spend(step_s)
+            budget.check(step_s)
+        if spent_s > _MAX_WALK_S:
             break
     if matcher.is_error():
         raise GrammarTextError(described(matcher.get_error()))

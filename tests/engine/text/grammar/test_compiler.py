@@ -108,6 +108,21 @@ def test_the_process_that_a_grammar_ends_is_replaced(
     assert compiler.compile(spec(regex=f"after{len(fault)}")).result() is not None
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: s\ns: s s s | s s | /[a-z ]/",
+        "start: s\ns: s s | c\nc: /[a-z]/",
+        'start: x\nx: "(" x* ")" | c | x x\nc: /[a-z]/',
+        "root ::= s\ns ::= s s | [a-z]",
+    ],
+)
+def test_compile_ambiguous_grammar_is_refused(grammar: str, compiler: GrammarCompiler) -> None:
+    """The cost of a mask grows with a high power of the length of the text."""
+    with pytest.raises(GrammarTextError, match="is too ambiguous: after "):
+        compiler.compile(spec(grammar=grammar)).result(timeout=60)
+
+
 def test_trials_have_a_lower_priority_than_this_process_whatever_it_has() -> None:
     code = """
 import os, psutil
