@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shlex
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -28,10 +28,14 @@ _START_STUB = """\
 #!/bin/sh
 cd {empty} && exec {stub} "$@"
 """
+# Triton hands the names of the stub and of a model to a shell as they are, and then to a Python
+# that takes them for ASCII.
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+_PLAIN_TEMPORARY = "/tmp"
 
 
 class RunDirectory:
-    """A directory below the system's temporary one, made at construction.
+    """A directory below the system's temporary one, or /tmp, made at construction.
 
     Attributes:
         path: the directory; it does not change and exists until `remove`.
@@ -40,7 +44,7 @@ class RunDirectory:
 
     def __init__(self) -> None:
         remove_stale()
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_parent()))
         # Locked before it gets the name by which `remove_stale` knows it.
         unnamed = self.path / f"{_LOCK}.new"
         self.lock = os.open(unnamed, os.O_CREAT | os.O_RDWR, 0o600)
@@ -97,10 +101,7 @@ class RunDirectory:
         stub = folder / STUB
         shutil.copyfile(installation.stubs[python_version()], stub)
         script = ours / STUB
-        script.write_text(
-            _START_STUB.format(empty=shlex.quote(str(empty)), stub=shlex.quote(str(stub))),
-            encoding="utf-8",
-        )
+        script.write_text(_START_STUB.format(empty=empty, stub=stub), encoding="utf-8")
         for program in (stub, script):
             program.chmod(0o755)  # installers of wheels may drop the run bit
         return backends
@@ -113,9 +114,14 @@ class RunDirectory:
         _remove(self.path)
 
 
+def is_plain(path: str | Path) -> bool:
+    """Return whether Triton can be given the name of a file, which it does not quote."""
+    return _PLAIN.fullmatch(str(path)) is not None
+
+
 def remove_stale() -> None:
     """Delete what servers of this user left behind whose processes are all gone."""
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for path in Path(_parent()).glob(f"{_PREFIX}*"):
         try:
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
@@ -128,6 +134,11 @@ def remove_stale() -> None:
             pass  # in use
         finally:
             os.close(lock)
+
+
+def _parent() -> str:
+    folder = tempfile.gettempdir()
+    return folder if is_plain(folder) else _PLAIN_TEMPORARY
 
 
 def _link_content(source: Path, target: Path, *, but: str) -> None:

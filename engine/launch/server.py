@@ -23,7 +23,7 @@ from engine.launch.model_configs import ENSEMBLE
 from engine.launch.ports import Endpoint, require_free
 from engine.launch.processes import kill_all, remove_environment, uninterrupted
 from engine.launch.readiness import answers, require_model
-from engine.launch.run_directory import RunDirectory
+from engine.launch.run_directory import RunDirectory, is_plain
 from engine.launch.stage_watch import StageWatch
 from engine.restart_delay import RestartDelay
 
@@ -318,7 +318,7 @@ class TritonServer:
             settings=self._settings,
         )
         repository = self._repository
-        if self.model != ENSEMBLE:
+        if self.model != ENSEMBLE or not is_plain(repository):
             repository = run.add_repository(repository, self.model)
         command = [
             str(installation.binary),

@@ -14,6 +14,8 @@ import os
 import sys
 from typing import Any
 
+import engine
+
 _ESCAPE = "surrogateescape"
 _BUILT_IN = codecs.lookup_error(_ESCAPE)
 
@@ -38,6 +40,10 @@ def _use_utf8() -> None:
     names in a directory, is decoded as before; in that form, too, the names can be used.
     """
     codecs.register_error(_ESCAPE, _utf8)
+    for folders in (sys.path, engine.__path__):  # of modules that name their own folder
+        folders[:] = [_decoded(os.fsencode(each)) for each in folders]
+    # What becomes a part of other names; a GGUF file is known by its whole name, for one.
+    os.getcwd = lambda: _decoded(os.getcwdb())
     variables: Any = os.environ  # whose type says that it decodes strings
     variables.decodekey = variables.decodevalue = _decoded
     with contextlib.suppress(locale.Error):

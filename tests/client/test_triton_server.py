@@ -27,7 +27,8 @@ LONG = " ".join(["word"] * 3000)
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_repository(tmp_path_factory.mktemp("repository"))
+    # In a folder whose name Triton itself, which does not quote it, could not use.
+    return write_repository(tmp_path_factory.mktemp("repository") / "a ü")
 
 
 @pytest.fixture(scope="module")

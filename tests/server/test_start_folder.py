@@ -114,14 +114,15 @@ def locale_variables(name: str) -> dict[str, str]:
 def served(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("start")
+    folder = tmp_path_factory.mktemp("start") / "a ü"
+    (folder / "tmp").mkdir(parents=True)
     shutil.copytree(checkpoint, folder / MODEL)
     (folder / MODEL / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     write_hostile_files(folder)
     environ = {
         **locale_variables(request.param),
         **dict.fromkeys(PROXIES, DEAD_PROXY),
-        "TMPDIR": str(tmp_path_factory.mktemp("tmp")),
+        "TMPDIR": str(folder / "tmp"),
         "XDG_STATE_HOME": str(folder),
     }
     ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics", "openai")]

@@ -53,11 +53,21 @@ def test_backends_of_a_release_are_all_there(tmp_path: Path) -> None:
     run.remove()
 
 
-def test_stub_starts_with_its_arguments_in_an_empty_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["tmp ü", "a b", "it's", "$HOME"])
+def test_directory_has_a_name_that_needs_no_quotes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "it's tmp"))
-    (tmp_path / "it's tmp").mkdir()
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / name))
+    monkeypatch.setattr(run_directory, "_PLAIN_TEMPORARY", str(tmp_path / "tmp"))
+    run = RunDirectory()
+    assert run.path.parent == tmp_path / "tmp"
+    os.close(run.lock)
+    remove_stale()
+    assert not run.path.exists()
+
+
+def test_stub_starts_with_its_arguments_in_an_empty_directory(tmp_path: Path) -> None:
     wheel = installation_of(from_wheel(make_wheel(tmp_path, (python_version(),))))
     wheel.stubs[python_version()].write_bytes(b'#!/bin/sh\npwd; ls -A; echo "$0" "$@"\n')
     run = RunDirectory()

@@ -25,6 +25,7 @@ def run(code: str, folder: Path, **environ: str) -> str:
         f"sys.path.insert(0, {str(Path(interpreter.__file__).parents[2])!r})\n"
         "from engine.service.interpreter import adapt\n"
         f"os.getppid = lambda: 0\nos.chdir({str(folder)!r})\n"
+        "sys.path.insert(0, os.getcwd() + '/' + os.environ['FOLDER'])\n"
         "adapt()\n"
     )
     done = subprocess.run(
@@ -44,6 +45,8 @@ def run(code: str, folder: Path, **environ: str) -> str:
         "print([name for name in os.environ if not name.isascii()][0])",
         "print(open(os.environ['FOLDER'] + '/text').read())",
         "os.chdir(os.environ['FOLDER']); print(open('text', encoding='utf-8').read())",
+        "os.chdir(os.environ['FOLDER']); print(os.path.basename(os.path.abspath('.')))",
+        "print(sys.path[0][-len(os.environ['FOLDER']):])",
         "[name] = os.listdir(); print(open(name + '/text').read())",
         "[name] = os.listdir(); print(open(os.path.realpath(name) + '/text').read())",
         "print(open(os.fsencode(os.environ['FOLDER'] + '/text')).read())",
