@@ -13,6 +13,7 @@ from client.gateway.tool_calls.parameters import ANNOTATIONS, DEFINITIONS, liste
 from client.gateway.tool_calls.python_literals import json_of_literal
 from client.gateway.tool_calls.section_text import (
     MAX_MEMBERS,
+    MAX_NAME,
     CallArguments,
     CallEnd,
     CallStart,
@@ -117,7 +118,7 @@ def _name(text: SectionText) -> Steps[str]:
 def _members(text: SectionText, function: Function) -> Steps[bool]:
     """Read the arguments and the end of a call; return whether there are not too many of them."""
     declared = function.declared
-    longest = max(map(len, declared), default=0)
+    longest = min(max(map(len, declared), default=0), MAX_NAME)
     given: set[str] = set()
     for _ in range(MAX_MEMBERS):
         name = yield from _parameter(text)

@@ -55,6 +55,11 @@ ODD: dict[str, tuple[str, str, Callable[[int], str]]] = {
         "<tool_call>",
         lambda n: "<function=now><parameter=a>" + "\n</parameter>  \n</function>  a" * n,
     ),
+    "parameters in a value": (
+        "qwen3_coder",
+        "<tool_call>",
+        lambda n: "<function=get_weather><parameter=city>" + "\n<parameter=cit" * n,
+    ),
     "a long parameter": ("qwen3_coder", "<tool_call>", lambda n: "<function=now><parameter=" * n),
     "blanks alone": ("llama3_json", "", lambda n: " \n" * n),
     "an answer of blanks": ("hermes", "", lambda n: "a" + " \n" * n),
