@@ -13,16 +13,43 @@ log = logging.getLogger("trident.fair_executor")
 Task = Callable[[], None]
 
 
-class FairExecutor:
-    """Runs one task after the other, by self-clocked fair queueing over the tenants.
+class _FairQueue:
+    """Tasks of several tenants in the order of self-clocked fair queueing.
 
     A task ends, in virtual time, as much after the one before it of its tenant as it costs, or
     after the one that began last if that is later. The task that ends first is next: so each tenant
-    gets the same cost done, and one that has had nothing done is next. Of a tenant's own tasks,
-    neither the small ones overtake each other nor the large ones.
+    gets the same cost done, and one that has had nothing done is next.
+    """
 
-    While a large task runs, a second thread runs small ones, so that these wait for no large one.
-    Neither thread is started before it is needed.
+    def __init__(self) -> None:
+        # By the end in virtual time, then by arrival: the end, a unique number, tenant and task.
+        self._heap: list[tuple[int, int, str, Task]] = []
+        self._numbers = count()
+        self._now = 0  # in virtual time
+        self._ends: dict[str, int] = {}  # of the last task that waits, by tenant
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, task: Task, cost: int, tenant: str) -> None:
+        """Add a task."""
+        end = self._ends[tenant] = max(self._now, self._ends.get(tenant, 0)) + cost
+        heappush(self._heap, (end, next(self._numbers), tenant, task))
+
+    def pop(self) -> Task:
+        """Remove the next task, which begins now."""
+        self._now, _, tenant, task = heappop(self._heap)
+        if self._ends[tenant] == self._now:
+            del self._ends[tenant]
+        return task
+
+
+class FairExecutor:
+    """Runs one task after the other, tenants in turn, and small tasks beside a large one.
+
+    What costs more than a limit is large. Of those that wait, a large one is next; while it runs, a
+    second thread runs the small ones, so that neither wait for the other kind. Each kind has turns
+    of its own. Neither thread is started before there is a task, a large one for the second.
     """
 
     def __init__(
@@ -34,12 +61,7 @@ class FairExecutor:
         self._initializer = initializer
         lock = threading.Lock()
         self._work, self._small_work = threading.Condition(lock), threading.Condition(lock)
-        # By the end in virtual time, then by arrival: the end, a unique number, tenant and task.
-        self._small: list[tuple[int, int, str, Task]] = []
-        self._large: list[tuple[int, int, str, Task]] = []
-        self._numbers = count()
-        self._now = 0  # in virtual time
-        self._ends: dict[str, int] = {}  # of the last task that waits, by tenant
+        self._small, self._large = _FairQueue(), _FairQueue()
         self._large_runs = False
         self._closed = False  # then the first thread ends when nothing waits, and then the second
         self._first_has_ended = False
@@ -55,10 +77,8 @@ class FairExecutor:
         assert cost >= 1
         with self._work:
             assert not self._closed
-            end = self._ends[tenant] = max(self._now, self._ends.get(tenant, 0)) + cost
             is_small = cost <= self._max_small_cost
-            queue = self._small if is_small else self._large
-            heappush(queue, (end, next(self._numbers), tenant, task))
+            (self._small if is_small else self._large).push(task, cost, tenant)
             if not self._threads:
                 self._start(helps=False)
             self._work.notify()
@@ -87,39 +107,34 @@ class FairExecutor:
 
     def _run(self, helps: bool) -> None:
         self._initializer()
-        while (task := self._take(helps)) is not None:
+        while (task := self._take_small() if helps else self._take()) is not None:
             try:
                 task()
             except Exception:  # the thread must go on for the others
                 log.exception("a task of %s failed", self._name)
             del task  # and what it keeps, before the next one comes
 
-    def _take(self, helps: bool) -> Task | None:
-        """Wait for the next task of a thread; None if it is to end."""
+    def _take(self) -> Task | None:
+        """Wait for the first thread's next task; None if it is to end."""
         with self._work:
-            if not helps:
-                self._large_runs = False
-            while (queue := self._next_queue(helps)) is None:
-                if helps and self._first_has_ended:
-                    return None
-                if not helps and self._closed:
+            self._large_runs = False
+            while not (self._small or self._large):
+                if self._closed:
                     self._first_has_ended = True
                     self._small_work.notify()
                     return None
-                (self._small_work if helps else self._work).wait()
-            end, _, tenant, task = heappop(queue)
-            self._now = max(self._now, end)
-            if self._ends.get(tenant) == end:
-                del self._ends[tenant]
-            if not helps and queue is self._large:
-                self._large_runs = True
-                if self._small:
-                    self._have_help()
-            return task
+                self._work.wait()
+            if not self._large:
+                return self._small.pop()
+            self._large_runs = True
+            self._have_help()
+            return self._large.pop()
 
-    def _next_queue(self, helps: bool) -> list[tuple[int, int, str, Task]] | None:
-        """Return the queue whose first task a thread takes now; None if it has to wait."""
-        if helps:
-            return self._small if self._small and self._large_runs else None
-        queues = [queue for queue in (self._small, self._large) if queue]
-        return min(queues, key=lambda queue: queue[0], default=None)
+    def _take_small(self) -> Task | None:
+        """Wait for the second thread's next task; None if it is to end."""
+        with self._small_work:
+            while not (self._large_runs and self._small):
+                if self._first_has_ended:
+                    return None
+                self._small_work.wait()
+            return self._small.pop()

@@ -67,6 +67,36 @@ def test_newcomer_waits_for_one_task_of_each_other_tenant_at_most() -> None:
     assert busy.close().index("few") <= 1
 
 
+@pytest.mark.parametrize("cost", [1, 1000])
+def test_small_tasks_take_no_turn_of_a_large_one(cost: int) -> None:
+    """A tenant's small tasks behind its many large ones let no other tenant wait for these."""
+    busy = Busy(cost=1000)
+    for number in range(100):
+        busy.submit(f"many{number}", 1000, "many")
+    done = threading.Event()
+    busy.executor.submit(done.set, cost=1, tenant="many")
+    assert done.wait(WAIT_S)
+    busy.submit("few", cost, "few")
+    assert busy.close().index("few") <= 1
+
+
+def test_large_tasks_do_not_wait_for_small_ones() -> None:
+    busy = Busy()
+    for number in range(100):
+        busy.submit(f"small{number}", 1, str(number))
+    began, go_on = threading.Event(), threading.Event()
+
+    def large() -> None:
+        began.set()
+        assert go_on.wait(WAIT_S)
+
+    busy.executor.submit(large, cost=1000)
+    busy._go_on.set()
+    assert began.wait(WAIT_S)
+    go_on.set()
+    assert len(busy.close()) == 100
+
+
 def test_small_tasks_run_beside_a_large_one() -> None:
     busy = Busy(cost=1000)
     done = threading.Event()
@@ -123,4 +153,4 @@ def test_a_tenant_without_tasks_is_not_remembered() -> None:
     for number in range(100):
         busy.submit("", 1, tenant=str(number))
     busy.close()
-    assert busy.executor._ends == {}
+    assert busy.executor._small._ends == {}

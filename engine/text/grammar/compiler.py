@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from functools import partial
 
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.errors import UnsupportedError
+from engine.errors import TridentError, UnsupportedError
 from engine.fair_executor import FairExecutor
 from engine.text.grammar.sandbox import Sandbox
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
@@ -19,7 +20,7 @@ from engine.text.grammar.trial import described, limits_of
 from engine.text.grammar.vocabulary import Vocabulary
 
 _MAX_KEPT = 64
-_NICENESS = 10
+_NICENESS = 10  # of the threads, and of the processes that they start
 # Of a JSON schema or a list of choices, which take 1 s of a processor for a million characters.
 _MAX_SMALL_CHARACTERS = 2**14
 _LARGE_COST = 2**18  # at least, of what may take long whatever its size
@@ -37,7 +38,8 @@ class GrammarCompiler:
     """Compiles grammars one by one, tenants in turn, each first in the sandbox, then for use.
 
     Small ones are compiled beside one that may take long, in a second thread with a sandbox of its
-    own. Neither threads nor processes are started before they are needed.
+    own. Neither threads nor processes are started before the first grammar, or the first that may
+    take long.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -50,7 +52,7 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._sandboxes: dict[int, Sandbox] = {}  # by thread
         self._executor = FairExecutor(
-            "grammar", max_small_cost=_MAX_SMALL_CHARACTERS, initializer=_yield_to_others
+            "grammar", max_small_cost=_MAX_SMALL_CHARACTERS, initializer=self._begin
         )
         self._lock = threading.Lock()  # of the compilations that begin
         self._kept: OrderedDict[tuple[str, str, bool, str, str, str], _Compilation] = OrderedDict()
@@ -96,13 +98,20 @@ class GrammarCompiler:
         else:
             future.set_result(matcher)
 
+    def _begin(self) -> None:
+        """Begin a thread: with a lower priority, and a sandbox that is ready for its first task."""
+        # Not that of the thread which starts this one.
+        niceness = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICENESS
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(niceness, 19))
+        sandbox = self._sandboxes[threading.get_ident()] = Sandbox(self._vocabulary)
+        if not isinstance(self._tokenizer, UnsupportedError):
+            with contextlib.suppress(TridentError):  # the first task tries again, and reports it
+                sandbox.start()
+
     def _compile(self, spec: GrammarSpec) -> LLMatcher:
         if isinstance(self._tokenizer, UnsupportedError):
             raise self._tokenizer
-        sandbox = self._sandboxes.get(threading.get_ident())
-        if sandbox is None:
-            sandbox = self._sandboxes[threading.get_ident()] = Sandbox(self._vocabulary)
-        text = sandbox.text_of(spec)
+        text = self._sandboxes[threading.get_ident()].text_of(spec)
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=limits_of(spec))
         matcher.compute_bitmask()  # the first one of a lexer takes longest
         if matcher.is_error():
@@ -129,8 +138,3 @@ def _may_be_kept(future: Future[LLMatcher]) -> bool:
         return False
     error = future.exception() if future.done() else None
     return error is None or isinstance(error, GrammarTextError | UnsupportedError)
-
-
-def _yield_to_others() -> None:
-    """Lower the priority of this thread, and of the processes that it starts."""
-    os.nice(_NICENESS)

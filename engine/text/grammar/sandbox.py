@@ -43,6 +43,10 @@ class Sandbox:
         self._child: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[..., Sandbox] | None = None
 
+    def start(self) -> None:
+        """Start the child, unless it runs; raises `TridentError` if it cannot be started."""
+        self._child = self._child or self._start()
+
     def text_of(self, spec: GrammarSpec) -> str:
         """Return the text that llguidance compiles for `spec`, after a trial.
 
@@ -52,7 +56,9 @@ class Sandbox:
         """
         if self._child is not None and self._child.poll() is not None:  # somebody killed it
             self.close()
-        child = self._child = self._child or self._start()
+        self.start()
+        child = self._child
+        assert child is not None
         try:
             reply = _exchange(child, spec.model_dump_json().encode())
         except (OSError, EOFError) as error:
