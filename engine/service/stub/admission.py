@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from typing import TypeVar
 
 from engine.config.engine_config import EngineConfig
+from engine.core.queue.keyed_heap import KeyedHeap
 from engine.core.queue.queue_limits import Load, QueueLimits
 from engine.protocol.messages import Ready
+
+K = TypeVar("K")
 
 
 class Admission:
@@ -28,10 +31,12 @@ class Admission:
         )
         self._limits = limits
         self._hard_limits = QueueLimits(2 * limits.max_sequences, 2 * limits.max_tokens)
-        self._by_priority = config.scheduling_policy == "priority"
+        self._has_priorities = config.scheduling_policy == "priority"
         self._max_running = Load(ready.max_num_seqs, ready.max_num_seqs * ready.max_model_len)
         self.load = Load()
-        self._loads: dict[tuple[int, str], Load] = {}  # by priority and tenant
+        self._by_priority: dict[int, Load] = {}
+        self._by_tenant: dict[str, Load] = {}
+        self._largest: KeyedHeap[float] = KeyedHeap()  # tenants, by what they have
 
     def enter(self, new: Load, priority: int = 0, tenant: str = "") -> None:
         """Count a request in.
@@ -48,25 +53,38 @@ class Admission:
             )
         ):
             self._limits.check(waiting, new)
-        self.load += new
-        self._loads[priority, tenant] = self._loads.get((priority, tenant), Load()) + new
+        self._count(new, priority, tenant)
 
     def _may_displace(self, new: Load, priority: int, tenant: str) -> bool:
         """Whether the engine may refuse others for a request, if there is no room for all."""
-        if self._by_priority:
-            ahead = (load for (each, _), load in self._loads.items() if each <= priority)
-            if self._limits.have_room(sum(ahead, Load()).beyond(self._max_running), new):
+        if self._has_priorities:
+            ahead = [load for each, load in self._by_priority.items() if each <= priority]
+            load = Load(
+                sum(each.num_sequences for each in ahead), sum(each.num_tokens for each in ahead)
+            )
+            if self._limits.have_room(load.beyond(self._max_running), new):
                 return True
-        loads: defaultdict[str, Load] = defaultdict(Load)
-        for (_, each), load in self._loads.items():
-            loads[each] += load
-        own = self._limits.share(loads.pop(tenant, Load()) + new)
-        return any(self._limits.share(load) > own for load in loads.values())
+        own = self._limits.share(self._by_tenant.get(tenant, Load()) + new)
+        most = self._largest.first()
+        return most is not None and self._limits.share(self._by_tenant[most]) > own
 
     def leave(self, old: Load, priority: int = 0, tenant: str = "") -> None:
         """Count a request out: the process has said that it has ended."""
-        self.load -= old
-        left = self._loads.pop((priority, tenant)) - old
-        assert min(left.num_sequences, left.num_tokens) >= 0
-        if left != Load():
-            self._loads[priority, tenant] = left
+        self._count(Load() - old, priority, tenant)
+
+    def _count(self, change: Load, priority: int, tenant: str) -> None:
+        self.load += change
+        _add(self._by_priority, priority, change)
+        _add(self._by_tenant, tenant, change)
+        if tenant in self._by_tenant:
+            self._largest.set(tenant, -self._limits.share(self._by_tenant[tenant]))
+        else:
+            self._largest.discard(tenant)
+
+
+def _add(loads: dict[K, Load], key: K, change: Load) -> None:
+    """Change one of `loads`, of which none is empty."""
+    load = loads.pop(key, Load()) + change
+    assert min(load.num_sequences, load.num_tokens) >= 0
+    if load != Load():
+        loads[key] = load

@@ -94,9 +94,10 @@ class EngineClient:
         self._suspects = Suspects()
         self._uids = itertools.count(1)
         self._send_lock = threading.Lock()  # what follows a request must not overtake it
-        self._lock = threading.Lock()  # of the two below, and of _admission
+        self._lock = threading.Lock()  # of the three below, and of _admission
         self._ready: Ready | None = None
         self._streams: dict[int, RequestStream] = {}  # that the process has not ended yet
+        self._by_request_id: dict[str, dict[int, RequestStream]] = {}  # of these, by uid
         self._lost: list[RequestStream] = []  # when the process died
         try:
             self._supervisor = Supervisor(config, self, on_progress, python=python, module=module)
@@ -171,7 +172,7 @@ class EngineClient:
         Each is answered with what it has, and the finish reason "abort".
         """
         with self._lock:
-            streams = [each for each in self._streams.values() if each.request_id == request_id]
+            streams = list(self._by_request_id.get(request_id, {}).values())
         for stream in streams:
             self._send_abort(stream)
         return len(streams)
@@ -208,6 +209,7 @@ class EngineClient:
         """Fail the requests in flight."""
         with self._lock:
             self._lost, self._streams = list(self._streams.values()), {}
+            self._by_request_id = {}
         error = EngineDeadError("the engine process has died; the request is lost")
         num_lost = sum(stream.num_unfinished for stream in self._lost if self._fail(stream, error))
         self._observer.engine_down()
@@ -253,6 +255,8 @@ class EngineClient:
                 self._admission.leave(request.load, request.priority, request.tenant)
                 raise
             self._streams[uid] = stream
+            if stream.request_id:
+                self._by_request_id.setdefault(stream.request_id, {})[uid] = stream
             return stream
 
     def _pop(self, uid: int) -> RequestStream | None:
@@ -261,6 +265,11 @@ class EngineClient:
             stream = self._streams.pop(uid, None)
             if stream is not None:
                 self._admission.leave(stream.load, stream.priority, stream.tenant)
+                if stream.request_id:
+                    same = self._by_request_id[stream.request_id]
+                    del same[uid]
+                    if not same:
+                        del self._by_request_id[stream.request_id]
             return stream
 
     def _fail(self, stream: RequestStream, error: TridentError) -> bool:

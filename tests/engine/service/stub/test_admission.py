@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config.engine_config import EngineConfig
-from engine.core.queue.queue_limits import Load
+from engine.core.queue.queue_limits import Load, QueueLimits
 from engine.errors import QueueFullError
 from engine.protocol.messages import Ready
 from engine.service.stub.admission import Admission
@@ -95,6 +95,31 @@ def test_one_tenants_flood_does_not_keep_another_out() -> None:
         for _ in range(count):
             admission.leave(Load(1, 1), tenant=tenant)
     assert admission.load == Load()
+
+
+def test_tenants_in_a_full_queue_cost_a_newcomer_few_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether one of 500 has more than the newcomer is known without a look at each."""
+    admission = make(max_num_queued_reqs=1000)
+    for number in range(500):
+        admission.enter(Load(2, 2), tenant=str(number))
+    for _ in range(MAX_NUM_SEQS):
+        admission.enter(Load(1, 1), tenant="0")
+    num_calls = 0
+    share = QueueLimits.share
+
+    def counted(limits: QueueLimits, load: Load) -> float:
+        nonlocal num_calls
+        num_calls += 1
+        return share(limits, load)
+
+    monkeypatch.setattr(QueueLimits, "share", counted)
+    for number in range(300):
+        admission.enter(Load(2, 2), tenant=f"new{number}")
+        with pytest.raises(QueueFullError):
+            admission.enter(Load(10, 10), tenant="0")
+    assert num_calls < 10 * 300
 
 
 @settings(max_examples=200)
