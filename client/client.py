@@ -119,6 +119,7 @@ class TridentClient:
             messages: a chat instead.
             chat_parameters: what the chat template gets beside the messages.
             add_special_tokens: those that start a prompt; None: for a text, as in a request.
+            tenant, tenant_key: on whose behalf; see `TridentClient.generate`.
             timeout: seconds, or None.
 
         Raises:

@@ -95,6 +95,8 @@ class TokenizeOptions(TypedDict, total=False):
     messages: Sequence[Message] | None
     chat_parameters: ChatParameters | None
     add_special_tokens: bool | None
+    tenant: str
+    tenant_key: str
     timeout: float | None
 
 

@@ -151,6 +151,8 @@ def tokenize(
     messages: Sequence[Message] | None,
     chat_parameters: Mapping[str, Any] | None,
     add_special_tokens: bool | None,
+    tenant: str | None = None,
+    tenant_key: str | None = None,
 ) -> Request:
     """Return the request for the tokens of a text or of messages.
 
@@ -160,6 +162,9 @@ def tokenize(
     asked = [_boolean("tokenize", True), *_prompt(text, messages, chat_parameters)]
     if add_special_tokens is not None:
         asked.append(_boolean("add_special_tokens", add_special_tokens))
+    named = {"tenant": tenant, "tenant_key": tenant_key}
+    if given := {name: value for name, value in named.items() if value is not None}:
+        asked.append(_string("sampling_parameters", _json("tenant", given)))
     return Request(TOKENIZER, tuple(asked))
 
 

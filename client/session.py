@@ -115,6 +115,8 @@ class Session:
         messages: Sequence[Message] | None = None,
         chat_parameters: ChatParameters | None = None,
         add_special_tokens: bool | None = None,
+        tenant: str | None = None,
+        tenant_key: str | None = None,
         timeout: float | None = None,
     ) -> Exchange[Tokens]:
         """Return the exchange that asks for the tokens of a text or of messages.
@@ -122,7 +124,9 @@ class Session:
         Raises:
             InvalidRequestError: an argument cannot be sent.
         """
-        asked = request.tokenize(text, messages, chat_parameters, add_special_tokens)
+        asked = request.tokenize(
+            text, messages, chat_parameters, add_special_tokens, tenant, tenant_key
+        )
         return self._exchange(asked, response.read_tokens, timeout, self.retry)
 
     def detokenize(self, token_ids: Sequence[int], timeout: float | None) -> Exchange[str]:

@@ -182,6 +182,15 @@ def _parameters(**fields: object) -> dict[str, str]:
     return {"sampling_parameters": json.dumps(fields)}
 
 
+def test_tenant_counts_with_the_servers_key_only(caller: Caller) -> None:
+    """Which this server does not have: any name is taken, and is that of the one tenant."""
+    asked = {"text_input": "a", "max_tokens": 1, "tenant": "anybody"}
+    assert caller.generate(asked)[0] == 200
+    status, answer = caller.generate({**asked, "tenant_key": "a-key-of-16-or-more"})
+    assert status == 400
+    assert "tenant_key: the server has none" in answer["error"]
+
+
 def test_tenants_with_salts_of_their_own_do_not_see_each_others_prompts(caller: Caller) -> None:
     """By the hits that are reported; a salt comes as JSON, or as a request parameter."""
     prompt = "What only one tenant has ever asked, at a length of several blocks. " * 3

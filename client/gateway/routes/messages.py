@@ -51,7 +51,7 @@ async def count_tokens(
     chat = await MessagesChat.asked(gateway, body)
     try:
         check_chat(chat.conversation.messages, chat.parameters)
-        found = await gateway.pool.tokenize(
+        found = await gateway.client.tokenize(
             messages=chat.conversation.messages, chat_parameters=chat.parameters or None
         )
     except TridentClientError as error:

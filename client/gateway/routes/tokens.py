@@ -37,7 +37,7 @@ async def tokenize(
         raise ApiError(400, f"{name}: needs messages", param=name)
     try:
         check_chat(messages, parameters)
-        found = await gateway.pool.tokenize(
+        found = await gateway.client.tokenize(
             body.prompt,
             messages=messages,
             chat_parameters=parameters or None,

@@ -10,11 +10,11 @@ from uuid import uuid4
 from client.gateway.routing.pool import ServerPool
 from client.gateway.security.quotas import Quotas
 from client.gateway.security.tenants import Tenant
-from client.protocol import Chunk, Prompt, RequestOptions
+from client.protocol import Chunk, Prompt, RequestOptions, TokenizeOptions, Tokens
 
 
 class TenantClient:
-    """Streams of a `ServerPool` that carry a tenant's name, salt and ids.
+    """Answers of a `ServerPool` to requests that carry a tenant's name, salt and ids.
 
     So no tenant finds out what others have asked by how soon an answer comes, none can end
     another's request, and all share the engine equally. They count against the tenant's limits.
@@ -46,3 +46,10 @@ class TenantClient:
                 num_input_tokens += new_input
                 self._quotas.charge(self._tenant, new_input + chunk.num_output_tokens)
                 yield chunk
+
+    async def tokenize(self, text: str | None = None, **options: Unpack[TokenizeOptions]) -> Tokens:
+        """Return the tokens of a text or of messages; as `ServerPool.tokenize`."""
+        options["tenant"] = self._tenant.name
+        if self._tenant_key is not None:
+            options["tenant_key"] = self._tenant_key
+        return await self._pool.tokenize(text, **options)

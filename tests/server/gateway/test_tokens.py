@@ -98,6 +98,7 @@ def test_our_own_clients(server: TritonServer, connect: Any) -> None:
         found = client.tokenize(TEXT)
         assert list(found.token_ids) == TOKENIZER.encode(TEXT)
         assert len(found.texts) == len(found.token_ids)
+        assert client.tokenize(TEXT, tenant="anybody") == found
         assert client.detokenize(found.token_ids) == TEXT
         assert client.tokenize(messages=[USER]) == client.tokenize(
             f"{CHAT}<|assistant|>", add_special_tokens=False

@@ -190,6 +190,13 @@ class TestTenants:
         complete(gateway, "sk-bob", cache_salt=salt)
         assert triton.requests[-1]["sampling_parameters"]["cache_salt"] != salt
 
+    def test_prompts_are_tokenized_on_behalf_of_a_tenant(
+        self, gateway: str, triton: FakeTriton
+    ) -> None:
+        """So one that has many counted takes no turn of the others before the tokenizer."""
+        ask(gateway, "POST", "/tokenize", {"prompt": "a"}, authorization="Bearer sk-bob")
+        assert triton.requests[-1]["sampling_parameters"] == {"tenant": "bob"}
+
     def test_requests_are_limited(self, gateway: str) -> None:
         replies = [complete(gateway, "sk-rare") for _ in range(3)]
         assert [reply.status for reply in replies] == [200, 200, 429]
