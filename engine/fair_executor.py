@@ -5,43 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
+
+from engine.fair_queue import FairQueue
 
 log = logging.getLogger("trident.fair_executor")
 
 Task = Callable[[], None]
-
-
-class _FairQueue:
-    """Tasks of several tenants in the order of self-clocked fair queueing.
-
-    A task ends, in virtual time, as much after the one before it of its tenant as it costs, or
-    after the one that began last if that is later. The task that ends first is next: so each tenant
-    gets the same cost done, and one that has had nothing done is next.
-    """
-
-    def __init__(self) -> None:
-        # By the end in virtual time, then by arrival: the end, a unique number, tenant and task.
-        self._heap: list[tuple[int, int, str, Task]] = []
-        self._numbers = count()
-        self._now = 0  # in virtual time
-        self._ends: dict[str, int] = {}  # of the last task that waits, by tenant
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def push(self, task: Task, cost: int, tenant: str) -> None:
-        """Add a task."""
-        end = self._ends[tenant] = max(self._now, self._ends.get(tenant, 0)) + cost
-        heappush(self._heap, (end, next(self._numbers), tenant, task))
-
-    def pop(self) -> Task:
-        """Remove the next task, which begins now."""
-        self._now, _, tenant, task = heappop(self._heap)
-        if self._ends[tenant] == self._now:
-            del self._ends[tenant]
-        return task
 
 
 class FairExecutor:
@@ -61,7 +30,7 @@ class FairExecutor:
         self._initializer = initializer
         lock = threading.Lock()
         self._work, self._small_work = threading.Condition(lock), threading.Condition(lock)
-        self._small, self._large = _FairQueue(), _FairQueue()
+        self._small, self._large = FairQueue[Task](), FairQueue[Task]()
         self._large_runs = False
         self._closed = False  # then the first thread ends when nothing waits, and then the second
         self._first_has_ended = False
@@ -78,7 +47,7 @@ class FairExecutor:
         with self._work:
             assert not self._closed
             is_small = cost <= self._max_small_cost
-            (self._small if is_small else self._large).push(task, cost, tenant)
+            (self._small if is_small else self._large).push(task, cost=cost, tenant=tenant)
             if not self._threads:
                 self._start(helps=False)
             self._work.notify()

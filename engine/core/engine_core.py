@@ -160,7 +160,7 @@ class EngineCore:
         return [i for i in self.tokenizer.text_token_ids() if i not in ends]
 
     def add_request(self, message: AddRequest) -> list[RequestFailed]:
-        """Queue a request; its uid must be larger than those before it.
+        """Queue a request; its uid must be larger than those of its tenant before it.
 
         Returns the refusals of requests of lower priority that it displaces from a full queue.
 

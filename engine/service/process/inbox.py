@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 
+from engine.fair_queue import FairQueue
 from engine.protocol.messages import Abort, AddRequest, Shutdown, ToEngine
+
+_REQUEST_BYTES = 2**12  # of a prompt, what adding a request takes beside it
 
 
 class Inbox:
     """A queue in which messages that end work overtake new requests. Thread-safe.
+
+    New requests are taken tenants in turn, by the length of their prompts: a burst of one tenant
+    takes the loop many iterations, and another's request comes after one of its requests.
 
     A request that is aborted before the loop has taken it is dropped at once. The number of
     requests in it is bounded by `engine.service.stub.admission`: a request counts there until the
@@ -21,7 +27,8 @@ class Inbox:
         """`on_dropped` is called with each dropped request; the loop never gets it."""
         self._on_dropped = on_dropped
         self._arrived = threading.Condition()
-        self._requests: OrderedDict[int, AddRequest] = OrderedDict()  # by uid, first come first
+        self._requests: dict[int, AddRequest] = {}  # by uid
+        self._turns: FairQueue[int] = FairQueue()  # uids, of requests that were dropped too
         self._others: deque[ToEngine] = deque()
 
     def put(self, message: ToEngine) -> None:
@@ -30,11 +37,14 @@ class Inbox:
         with self._arrived:
             if isinstance(message, AddRequest):
                 self._requests[message.uid] = message
+                cost = _REQUEST_BYTES + len(message.prompt_token_ids)
+                self._turns.push(message.uid, cost=cost, tenant=message.tenant)
             elif isinstance(message, Abort) and message.uid in self._requests:
                 dropped = self._requests.pop(message.uid)
             else:
                 if isinstance(message, Shutdown):
                     self._requests.clear()
+                    self._turns.clear()
                 self._others.append(message)
             self._arrived.notify()
         if dropped is not None:
@@ -47,6 +57,7 @@ class Inbox:
                 self._arrived.wait()
             if self._others:
                 return self._others.popleft()
-            if self._requests:
-                return self._requests.popitem(last=False)[1]
+            while self._turns:
+                if (request := self._requests.pop(self._turns.pop(), None)) is not None:
+                    return request
             return None

@@ -5,8 +5,8 @@ from engine.protocol.token_ids import pack_token_ids
 from engine.service.process.inbox import Inbox
 
 
-def add(uid: int) -> AddRequest:
-    return AddRequest(uid, pack_token_ids([1]), {})
+def add(uid: int, tenant: str = "", length: int = 1) -> AddRequest:
+    return AddRequest(uid, pack_token_ids([1] * length), {}, tenant=tenant)
 
 
 def drain(inbox: Inbox) -> list[ToEngine]:
@@ -45,6 +45,22 @@ def test_the_end_does_not_wait_for_requests_but_for_the_start() -> None:
     for message in (Start({}), add(1), add(2), Shutdown()):
         inbox.put(message)
     assert drain(inbox) == [Start({}), Shutdown()]
+
+
+def test_tenants_requests_are_taken_in_turn() -> None:
+    """By their prompts: a burst of one tenant keeps another's request waiting for one of it."""
+    inbox, dropped = make()
+    for uid in range(1, 9):
+        inbox.put(add(uid, "many", 10_000))
+    for uid in (9, 10):
+        inbox.put(add(uid, "few"))
+    inbox.put(Abort(9))
+    assert dropped == [9]
+    uids = [message.uid for message in drain(inbox) if isinstance(message, AddRequest)]
+    assert uids == [10, *range(1, 9)]
+    inbox.put(add(11))
+    inbox.put(Abort(11))
+    assert drain(inbox) == []
 
 
 def test_get_waits_for_a_message() -> None:
