@@ -164,7 +164,7 @@ def tokenize(
         asked.append(_boolean("add_special_tokens", add_special_tokens))
     named = {"tenant": tenant, "tenant_key": tenant_key}
     if given := {name: value for name, value in named.items() if value is not None}:
-        asked.append(_string("sampling_parameters", _json("tenant", given)))
+        asked.append(_string("sampling_parameters", json_text("tenant", given)))
     return Request(TOKENIZER, tuple(asked))
 
 

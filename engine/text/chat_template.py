@@ -34,7 +34,13 @@ from engine.validation.limits import MAX_MESSAGES, check_size
 _DEFAULTS = ChatParameters()
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _FIELDS = frozenset({"role", "content", "tool_calls", *_TEXT_FIELDS})
-# Fields of answers that clients send back, and the field that says the same to the model.
+# Fields of answers that clients send back, and that say nothing if they are empty.
+_OF_ANSWERS = (
+    *("annotations", "audio", "function_call", "reasoning_details", "refusal"),
+    *("thinking_blocks", "tool_calls"),
+)
+_OTHERS = "provider_specific_fields"  # LiteLLM's messages have there what it does not know
+# Fields of answers, and the field that says the same to the model.
 _REPEATED = {
     "parsed": "content",
     "thinking_blocks": "reasoning_content",
@@ -68,7 +74,8 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     tool calls given as JSON text are parsed, but left as they are where they are no object, as
     those of a call that was cut off: the prompt has them so; content that is missing beside them is
     empty, as many templates read it; the developer, of whom templates do not know, is the system;
-    fields that are null, repeat another, or mark what to cache are removed, and lists of no calls.
+    fields that are null, repeat another, or mark what to cache are removed, and empty ones of
+    answers.
 
     Raises:
         UnsupportedError: a content part is not text.
@@ -283,7 +290,7 @@ def _takes_late_system(tokenizer: Tokenizer) -> bool:
 def _message(item: Any, place: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         raise RequestError(f"{place}: must be an object (got {_kind(item)})")
-    given = {name: value for name, value in item.items() if value is not None}
+    given = _said(item, place)
     message = {
         name: value
         for name, value in given.items()
@@ -298,12 +305,32 @@ def _message(item: Any, place: str) -> dict[str, Any]:
         if name in message:
             _text(message, name, place)
     if "tool_calls" in message:
-        calls = _tool_calls(message.pop("tool_calls"), f"{place}.tool_calls")
-        if calls:  # templates may ask whether there is the field
-            message["tool_calls"] = calls
-        message.setdefault("content", "")
+        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
+    if message["role"] == "assistant" and item.keys() & {"content", "tool_calls"}:
+        message.setdefault("content", "")  # null; it called tools, or ended in its reasoning
     message["content"] = _content(message, place)
     return message
+
+
+def _said(item: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the fields of a message that say something, under the names that templates know."""
+    others = item.get(_OTHERS)
+    if not isinstance(others, Mapping | None):
+        raise RequestError(f"{place}.{_OTHERS}: must be an object (got {_kind(others)})")
+    own = {**(others or {}), **item}
+    given = {
+        name: value
+        for name, value in own.items()
+        if value is not None and name != _OTHERS and not (name in _OF_ANSWERS and value in ("", []))
+    }
+    is_answer = given.get("role") == "assistant" and "tool_calls" not in given
+    if is_answer and "content" not in given and "refusal" in given:
+        given["content"] = given.pop("refusal")
+    if "reasoning" in given:  # the name of OpenRouter and vLLM
+        reasoning = _text(given, "reasoning", place)
+        del given["reasoning"]
+        given.setdefault("reasoning_content", reasoning)
+    return given
 
 
 def _refuse_others(fields: Mapping[str, Any], known: frozenset[str], place: str) -> None:
@@ -339,7 +366,7 @@ def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
 def _tool_call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(call, dict):
         raise RequestError(f"{place}: must be an object (got {_kind(call)})")
-    if call.get("type", "function") != "function":
+    if call.get("type") not in (None, "function"):
         raise RequestError(f"{place}.type: must be 'function'")
     if call.get("id") is not None:
         _text(call, "id", place)
@@ -356,7 +383,8 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(arguments, dict | str):
         raise RequestError(f"{place}.function.arguments: must be an object or a string of JSON")
     own = {name: value for name, value in function.items() if name != "parsed_arguments"}
-    return {**call, "function": {**own, "arguments": arguments}}
+    given = {name: value for name, value in call.items() if value is not None}
+    return {**given, "function": {**own, "arguments": arguments}}
 
 
 def _object(text: str) -> dict[str, Any] | None:

@@ -11,11 +11,6 @@ from client.gateway.schemas.chat import ChatRequest
 from client.gateway.schemas.tokens import TokenizeRequest
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's
-# Fields of answers that clients send back, and that say nothing if they are empty.
-_OF_ANSWERS = (
-    *("annotations", "audio", "function_call", "reasoning_details", "refusal"),
-    *("thinking_blocks", "tool_calls"),
-)
 
 
 def generation_of(body: ChatRequest, request_id: str) -> Generation:
@@ -39,41 +34,12 @@ def generation_of(body: ChatRequest, request_id: str) -> Generation:
     return Generation(
         request_id,
         sampling,
-        messages=messages_of(body.messages),
+        messages=body.messages,
         chat_parameters=chat_parameters(body, body.tools if body.tool_choice != "none" else None),
         priority=body.priority or 0,
         names=names | ({"max_tokens": "max_completion_tokens"} if completion else {}),
         reasoning_effort=body.reasoning_effort,
     )
-
-
-def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages under the names that chat templates know.
-
-    Raises:
-        ApiError: reasoning is no text, or what else an answer had is no object.
-    """
-    return [_message(each, f"messages[{place}]") for place, each in enumerate(given)]
-
-
-def _message(given: Mapping[str, Any], place: str) -> dict[str, Any]:
-    own = dict(given)
-    # Where LiteLLM's messages have what it does not know of an answer.
-    others = own.pop("provider_specific_fields", None)
-    if not isinstance(others, Mapping | None):
-        place = f"{place}.provider_specific_fields"
-        raise ApiError(400, f"{place}: must be an object", param=place)
-    own = {**(others or {}), **own}
-    made = {name: value for name, value in own.items() if value or name not in _OF_ANSWERS}
-    is_empty = made.get("role") == "assistant" and made.get("content", "") is None
-    if is_empty and "tool_calls" not in made:  # it ended in its reasoning, or is a refusal
-        made["content"] = made.pop("refusal", "")
-    reasoning = made.pop("reasoning", None)
-    if not isinstance(reasoning, str | None):
-        raise ApiError(400, f"{place}.reasoning: must be a string", param=f"{place}.reasoning")
-    if reasoning is not None:
-        made.setdefault("reasoning_content", reasoning)
-    return made
 
 
 def chat_parameters(

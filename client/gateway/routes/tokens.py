@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from client.errors import TridentClientError
-from client.gateway.chat.request import chat_parameters, messages_of
+from client.gateway.chat.request import chat_parameters
 from client.gateway.errors import ApiError, from_client
 from client.gateway.gateway import Gateway, gateway_of
 from client.gateway.generation import check_chat
@@ -30,16 +30,15 @@ async def tokenize(
 ) -> Response:
     """Return the tokens of a prompt or of messages."""
     gateway.model_named(body.model)
-    messages = None if body.messages is None else messages_of(body.messages)
     parameters = chat_parameters(body, body.tools)
-    if messages is None and parameters:
+    if body.messages is None and parameters:
         name = next(iter(parameters))
         raise ApiError(400, f"{name}: needs messages", param=name)
     try:
-        check_chat(messages, parameters)
+        check_chat(body.messages, parameters)
         found = await gateway.client.tokenize(
             body.prompt,
-            messages=messages,
+            messages=body.messages,
             chat_parameters=parameters or None,
             add_special_tokens=body.add_special_tokens,
         )

@@ -22,6 +22,7 @@ from tests.engine.text.other_decoders import word_piece_tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
 
 USER = {"role": "user", "content": "hi"}
+ANSWER = {"role": "assistant", "content": "3"}
 CACHED = {"cache_control": {"type": "ephemeral"}}
 THOUGHT = {"thinking_blocks": [{"thinking": "h"}], "reasoning_details": [{"text": "h"}]}
 
@@ -84,6 +85,95 @@ def call(arguments: Any) -> dict[str, Any]:
 )
 def test_good_messages(messages: list[Any], parsed: list[Any]) -> None:
     assert parse_messages(json.dumps(messages)) == parsed
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({"refusal": None, "annotations": [], "audio": None, "function_call": None}, {}),
+        ({"parsed": None, "tool_calls": []}, {}),
+        ({"thinking_blocks": [], "reasoning_details": []}, {}),
+        ({"parsed": {"x": 1}}, {}),
+        (
+            {"reasoning": "h", "reasoning_details": [{"type": "reasoning.text", "text": "h"}]},
+            {"reasoning_content": "h"},
+        ),
+        (
+            {
+                "reasoning_content": "h",
+                "thinking_blocks": [{"type": "thinking", "thinking": "h"}],
+                "provider_specific_fields": {"thinking_blocks": None},
+            },
+            {"reasoning_content": "h"},
+        ),
+    ],
+)
+def test_an_answer_is_taken_back_as_clients_have_it(
+    more: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    assert check_messages([{**ANSWER, **more}]) == [{**ANSWER, **kept}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "taken"),
+    [
+        ({"reasoning_content": "h"}, {"content": "", "reasoning_content": "h"}),
+        ({"reasoning": "h", "tool_calls": []}, {"content": "", "reasoning_content": "h"}),
+        ({"tool_calls": []}, {"content": ""}),
+        ({"refusal": "no"}, {"content": "no"}),
+    ],
+)
+def test_an_answer_without_a_text_is_taken_back(
+    answer: dict[str, Any], taken: dict[str, Any]
+) -> None:
+    given = {"role": "assistant", "content": None, **answer}
+    assert check_messages([given]) == [{"role": "assistant", **taken}]
+
+
+_NULLS = dict.fromkeys(
+    (
+        *("name", "refusal", "audio", "function_call", "tool_calls", "tool_call_id"),
+        *("annotations", "reasoning", "reasoning_content", "parsed", "provider_specific_fields"),
+    )
+)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
+def test_fields_of_openai_that_are_null_say_nothing(role: str) -> None:
+    given = {"role": role, "content": "a"}
+    assert check_messages([{**given, **_NULLS}]) == check_messages([given])
+
+
+def test_fields_of_a_call_that_are_null_say_nothing() -> None:
+    nulls = {"id": None, "type": None, "index": None}
+    given = {"function": {"name": "f", "arguments": "{}"}}
+    plain, with_nulls = (
+        check_messages([{"role": "assistant", "content": None, "tool_calls": [each]}])
+        for each in (given, {**given, **nulls})
+    )
+    assert with_nulls == plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"provider_specific_fields": []}, "provider_specific_fields: must be an object"),
+        ({"reasoning": ["h"]}, "reasoning: must be a string"),
+        ({"function_call": {"name": "f"}}, "function_call: unknown field"),
+        ({"audio": {"id": "a"}}, "audio: unknown field"),
+        ({"content": None, "parsed": {"x": 1}}, "parsed: unknown field"),
+    ],
+)
+def test_fields_of_an_answer_that_are_wrong_are_named(fields: dict[str, Any], place: str) -> None:
+    with pytest.raises(RequestError, match=rf"^messages\[0\]\.{place}"):
+        check_messages([{**ANSWER, **fields}])
+
+
+def test_a_message_without_content_is_none() -> None:
+    with pytest.raises(RequestError, match=r"^messages\[0\]\.content: is missing"):
+        check_messages([{"role": "assistant"}])
+    with pytest.raises(RequestError, match=r"^messages\[0\]\.content: is missing"):
+        check_messages([{"role": "user", "content": None}])
 
 
 @pytest.mark.parametrize("arguments", ["", " \n", None])
