@@ -155,8 +155,8 @@ def _complete_prompt(
         return _complete_prompt(tokenizer, said, parameters)
     index = left_out[0]
     raise RequestError(
-        f"messages[{index}].content: the model's chat template leaves it out; it has no place here "
-        f"for a message of the role {messages[index]['role'][:40]!r}"
+        f"messages[{index}].content: the model's chat template leaves out what the role "
+        f"{messages[index]['role'][:40]!r} says here; put it into another message"
     )
 
 

@@ -132,6 +132,18 @@ def test_chat_messages(caller: Caller) -> None:
     assert text == caller.one(**inputs)["text_output"][0]
 
 
+def test_chat_messages_as_clients_have_them(caller: Caller) -> None:
+    """An answer that said nothing, fields that are null, and content in parts."""
+    question = {"role": "user", "content": "Hello! 😀"}
+    answer = {"role": "assistant", "content": None, "refusal": None, "tool_calls": None}
+    parts = {"role": "user", "name": None, "content": [{"type": "text", "text": "Hello! 😀"}]}
+    texts = [
+        caller.one(messages=json.dumps(messages), max_tokens=10)["text_output"]
+        for messages in ([question, {**answer, "content": ""}, question], [question, answer, parts])
+    ]
+    assert texts[0] == texts[1]
+
+
 def test_vllm_parameters_win_over_inputs_and_may_be_request_parameters(caller: Caller) -> None:
     counted = {"text_input": PROMPT, "return_num_output_tokens": True, "max_tokens": 3}
     parameters = {"max_tokens": 5, "ignore_eos": True}

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,22 +243,46 @@ def test_other_refusals_stay() -> None:
         render_text(tokenizer, after_a_call(content="a", reasoning_content="b"))
 
 
+@pytest.fixture(scope="module")
+def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    """Published chat templates of models that call tools, by the names of their files."""
+    folder = download(tmp_path_factory.mktemp("templates"), "/models/templates/")
+    families = (
+        *("Qwen", "unsloth-mistral", "meta-llama", "mistral", "Mistral", "NousResearch"),
+        *("openai", "ByteDance", "CohereForAI"),
+    )
+    chosen = [path for path in folder.glob("*.jinja") if path.name.startswith(families)]
+    made = {path.name: tokenizer_with(path.read_text(encoding="utf-8")) for path in chosen}
+    assert all(any(name.startswith(family) for name in made) for family in families)
+    return made
+
+
 @pytest.mark.large
-def test_real_templates_take_calls_back(tmp_path: Path) -> None:
-    templates = sorted(download(tmp_path, "/models/templates/").glob("*.jinja"))
-    families = ("Qwen", "unsloth-mistral", "meta-llama", "mistralai", "NousResearch", "openai")
-    chosen = [path for path in templates if path.name.startswith(families)]
-    assert len(chosen) > len(families)
-    for path in chosen:
-        tokenizer = tokenizer_with(path.read_text(encoding="utf-8"))
+def test_real_templates_take_calls_back(templates: dict[str, Tokenizer]) -> None:
+    for tokenizer in templates.values():
         for said in ({}, {"reasoning_content": "b"}, {"reasoning_content": "b", "content": "a"}):
             prompt = render_text(tokenizer, after_a_call(**said), ChatParameters((TOOL,)))
             assert "3" in prompt
     two = [called("f", id="abcdefgh1"), called("f", id="abcdefgh2")]
-    for path in (path for path in chosen if path.name.startswith("meta-llama")):
-        tokenizer = tokenizer_with(path.read_text(encoding="utf-8"))
-        prompt = render_text(tokenizer, after_a_call(tool_calls=two), ChatParameters((TOOL,)))
+    for name in (name for name in templates if name.startswith("meta-llama")):
+        prompt = render_text(templates[name], after_a_call(tool_calls=two), ChatParameters((TOOL,)))
         assert prompt.count('{"name": "f"') == 2
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("call_id", ["call_NdqJ8xEG9D8OKfDf", "toolu_01A09q90qw90lq917835lq9"])
+def test_real_templates_take_what_agents_send(
+    call_id: str, templates: dict[str, Tokenizer]
+) -> None:
+    """A system message, tools with little said, and words of the user after each result."""
+    bare = {"type": "function", "function": {"name": "f"}}
+    turn = [calls(call_id), result("Three.", call_id), said("user", "Go on.")]
+    talk = [said("system", "Be kind."), said("user", "What is it?"), *turn]
+    for name, tokenizer in templates.items():
+        for messages in (talk, talk[:-1], [*talk, said("assistant", "A cat."), talk[1], *turn]):
+            prompt = render_text(tokenizer, check_messages(messages), ChatParameters((bare,)))
+            lost = [m["content"] for m in messages if m["content"] and m["content"] not in prompt]
+            assert not lost, name
 
 
 BROKEN = [
