@@ -25,6 +25,8 @@ from client.session import WITHDRAWAL_TIMEOUT_S, Session
 
 T = TypeVar("T")
 
+LARGE_BYTES = 2**17  # of a response: it takes milliseconds to be read
+
 
 class AsyncTransport:
     """As `Transport`, in one event loop at a time.
@@ -94,7 +96,7 @@ class AsyncTransport:
             while not exchange.complete:
                 if (reply := await _next(replies, exchange)) is None:
                     raise exchange.unfinished()
-                for answer in exchange.read(reply):
+                for answer in await self._read(reply, exchange):
                     yield answer
         except GeneratorExit:
             if await self._withdraw(exchange) and call is not None:
@@ -111,6 +113,22 @@ class AsyncTransport:
         finally:
             if call is not None:
                 await _end(call, answered, exchange.complete)
+
+    async def _read(
+        self, reply: service_pb2.ModelStreamInferResponse, exchange: Exchange[T]
+    ) -> list[T]:
+        """Return what a response holds.
+
+        The event loop does not stand still for a large one, of which one is read at a time.
+
+        Raises:
+            TridentClientError: it is an error.
+        """
+        exchange.note(reply)
+        if reply.ByteSize() < LARGE_BYTES:
+            return exchange.take_apart(reply)
+        async with self._opened().reading:
+            return await asyncio.to_thread(exchange.take_apart, reply)
 
     async def _withdraw_before_retry(self, exchange: Exchange[Any]) -> None:
         """Ask the server to end an earlier attempt that may still be running.
@@ -185,6 +203,7 @@ class _Open:
         self.channel = channel
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         self.closed = asyncio.Event()
+        self.reading = asyncio.Lock()  # a large response
         self.loop = loop
         self.process = os.getpid()
 

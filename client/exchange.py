@@ -116,6 +116,15 @@ class Exchange(Generic[T]):
         Raises:
             TridentClientError: it is an error.
         """
+        self.note(response)
+        return self.take_apart(response)
+
+    def note(self, response: service_pb2.ModelStreamInferResponse) -> None:
+        """Note what a response says of the request's state, as `read` does.
+
+        Raises:
+            TridentClientError: it is an error.
+        """
         if response.error_message:
             self.complete, self.may_be_running = True, False
             raise from_text(response.error_message)
@@ -123,7 +132,14 @@ class Exchange(Generic[T]):
         self.complete = inner.parameters["triton_final_response"].bool_param
         self.may_be_running = not self.complete
         self._has_begun |= bool(inner.outputs)
-        return list(self._read(inner))
+
+    def take_apart(self, response: service_pb2.ModelStreamInferResponse) -> list[T]:
+        """Return what a response holds that has been noted; any thread may do that.
+
+        Raises:
+            ServerError: it cannot be read.
+        """
+        return list(self._read(response.infer_response))
 
     def skip(self, response: service_pb2.ModelStreamInferResponse) -> None:
         """Discard a response of a request that has been withdrawn."""

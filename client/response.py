@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
@@ -45,7 +45,9 @@ class _Entry(msgspec.Struct):
 _LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry]])
 _STOP_REASON = msgspec.json.Decoder(str | int | None)
 _SECTIONS = msgspec.json.Decoder(tuple[Section, ...])
-_PROMPT_LOGPROBS = msgspec.json.Decoder(list[dict[int, _Entry] | None])
+# Of a long prompt they are many: they are taken apart one by one.
+_PROMPT_LOGPROBS = msgspec.json.Decoder(list[msgspec.Raw])
+_POSITION = msgspec.json.Decoder(dict[int, _Entry])
 
 
 def read_chunks(response: service_pb2.ModelInferResponse) -> Iterator[Chunk]:
@@ -76,7 +78,7 @@ def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
     ]
     num_input_tokens = (tensors.get("num_input_tokens") or (0,))[0]
     prompt = [
-        _positions(_PROMPT_LOGPROBS.decode(content)[1:])
+        _positions(_POSITION.decode(each) for each in _PROMPT_LOGPROBS.decode(content)[1:])
         for content in tensors.get("prompt_logprobs", ())
     ]
     for text, index, reason, num_tokens, num_cached, logprobs, sections, stop_reason in zip(
@@ -97,7 +99,7 @@ def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
         )
 
 
-def _positions(found: Sequence[Mapping[int, _Entry] | None]) -> tuple[TokenLogprobs, ...]:
+def _positions(found: Iterable[Mapping[int, _Entry]]) -> tuple[TokenLogprobs, ...]:
     positions = []
     for entries in found:
         tokens = [
@@ -108,7 +110,7 @@ def _positions(found: Sequence[Mapping[int, _Entry] | None]) -> tuple[TokenLogpr
                 entry.rank,
                 None if entry.bytes is None else bytes(entry.bytes),
             )
-            for token_id, entry in (entries or {}).items()
+            for token_id, entry in entries.items()
         ]
         if not tokens:
             raise ValueError("logprobs: a position without tokens")

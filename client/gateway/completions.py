@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
@@ -10,13 +11,18 @@ from itertools import chain
 from typing import Any
 from uuid import uuid4
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from client.errors import InvalidRequestError
 from client.gateway.errors import ApiError, from_client, unsupported
 from client.gateway.gateway import Gateway
 from client.gateway.generation import Generation, UsageCount, encoded, merged
-from client.gateway.logprobs import CompletionLogprobsBuilder, first_token, prompt_logprobs
+from client.gateway.logprobs import (
+    CompletionLogprobsBuilder,
+    LogprobCount,
+    first_token,
+    prompt_logprobs,
+)
 from client.gateway.schemas.answers import Completion, CompletionChoice, CompletionLogprobs
 from client.gateway.schemas.completions import CompletionRequest, names_of
 from client.protocol import Chunk, TokenLogprobs
@@ -47,6 +53,8 @@ class CompletionCall:
         )
         self._begun = set[int]()
         self._of_prompts = dict[int, Sequence[TokenLogprobs]]()  # of the first piece of each
+        self._told_of_prompts = dict[int, Raw]()  # the same as JSON
+        self._num_logprobs = LogprobCount()
 
     async def answer(self) -> Completion:
         """Return the whole.
@@ -78,10 +86,14 @@ class CompletionCall:
         return Completion(self._id, self._created, self._model, choices, usage=usage)
 
     async def _pieces(self) -> AsyncGenerator[CompletionChoice, None]:
-        async with aclosing(merged(self._gateway.client, self._generations())) as pieces:
+        chunks = merged(self._gateway.client, self._generations(), self._count)
+        async with aclosing(chunks) as pieces:
             async for number, chunk in pieces:
                 self._usage.add(number, chunk)
-                yield self._choice(number, chunk)
+                if chunk.prompt_logprobs is None:
+                    yield self._choice(number, chunk)
+                else:  # of a long prompt they are many, and the event loop has others to serve
+                    yield await asyncio.to_thread(self._choice, number, chunk)
 
     def _generations(self) -> list[Generation]:
         body = self._body
@@ -118,7 +130,7 @@ class CompletionCall:
             chunk.finish_reason,
         )
         if first and self._body.prompt_logprobs is not None and number in self._of_prompts:
-            choice.prompt_logprobs = prompt_logprobs(self._of_prompts[number])
+            choice.prompt_logprobs = self._told_of_prompt(number)
         return choice
 
     def _logprobs_of(
@@ -133,6 +145,29 @@ class CompletionCall:
         whole = self._prompts[number]
         start = first_token(chunk.text, whole if isinstance(whole, str) else None, prompt, own)
         return self._logprobs[index].piece((*prompt, *own), first=start)
+
+    def _told_of_prompt(self, number: int) -> Raw:
+        """Return the log-probabilities of a prompt, of which each choice has a copy."""
+        positions = self._of_prompts[number]
+        if number not in self._told_of_prompts:
+            self._told_of_prompts[number] = prompt_logprobs(positions)
+        return self._told_of_prompts[number]
+
+    def _count(self, chunk: Chunk) -> None:
+        """Count the log-probabilities of a piece; each choice has those of its prompt.
+
+        Raises:
+            ApiError: the answer has too many.
+        """
+        body = self._body
+        if body.stream:
+            return
+        if body.logprobs is not None:
+            self._num_logprobs.add("logprobs", chunk.logprobs or ())
+            if body.echo:
+                self._num_logprobs.add("logprobs", chunk.prompt_logprobs or (), self._n)
+        if body.prompt_logprobs is not None:
+            self._num_logprobs.add("prompt_logprobs", chunk.prompt_logprobs or (), self._n)
 
 
 def _joined(pieces: Sequence[CompletionChoice]) -> CompletionChoice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,11 +114,17 @@ def check_chat(messages: Sequence[Message] | None, parameters: Mapping[str, Any]
 
 
 async def merged(
-    client: ServerPool | TenantClient, generations: Sequence[Generation]
+    client: ServerPool | TenantClient,
+    generations: Sequence[Generation],
+    check: Callable[[Chunk], None] = lambda _: None,
 ) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield the pieces of all answers as they come, each with the number of its request.
 
-    `AT_ONCE` of them are under way. If one request fails, or the generator is closed, all end.
+    `AT_ONCE` of them are under way. If one request fails, or the generator is closed, all end. As
+    many pieces wait for who reads slowly, and then the servers.
+
+    Args:
+        check: is called with each piece before any more of them come, and may raise `ApiError`.
 
     Raises:
         ApiError: of the first that fails.
@@ -126,24 +132,28 @@ async def merged(
     if len(generations) == 1:
         async with aclosing(generations[0].chunks(client)) as chunks:
             async for chunk in chunks:
+                check(chunk)
                 yield 0, chunk
         return
-    # None is the end of all of them. No limit: the answers have one.
-    pieces: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue()
+    # None is the end of all of them.
+    pieces: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue(AT_ONCE)
     free = asyncio.Semaphore(AT_ONCE)
 
     async def follow(number: int) -> None:
         async with free, aclosing(generations[number].chunks(client)) as chunks:
             async for chunk in chunks:
-                pieces.put_nowait((number, chunk))
+                check(chunk)
+                await pieces.put((number, chunk))
 
     async def follow_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(len(generations)):
                     group.create_task(follow(number))
-        finally:
-            pieces.put_nowait(None)
+        except ExceptionGroup:  # nobody reads any more where it is cancelled
+            await pieces.put(None)
+            raise
+        await pieces.put(None)
 
     following = asyncio.create_task(follow_all())
     try:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
 
+import msgspec
+from msgspec import Raw
+
+from client.gateway.errors import ApiError
 from client.gateway.schemas.answers import (
     ChatLogprobs,
     CompletionLogprobs,
     TokenLogprob,
     TopLogprob,
 )
+from client.gateway.schemas.limits import MAX_LOGPROBS_AT_ONCE
 from client.protocol import Logprob, TokenLogprobs
 
 _PART_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -118,11 +123,39 @@ def first_token(
     return text[: max(0, len(text) - length)].encode()
 
 
-def prompt_logprobs(positions: Sequence[TokenLogprobs]) -> list[Any]:
-    """Return those of a prompt as vLLM does: null for its first token."""
-    return [
-        None,
-        *(
+class LogprobCount:
+    """Counts the log-probabilities of an answer that is there as a whole before it is sent."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, field: str, positions: Sequence[TokenLogprobs], times: int = 1) -> None:
+        """Count those of some tokens.
+
+        Args:
+            field: of the request, that asks for them.
+            positions: those of the tokens.
+            times: how often they are in the answer.
+
+        Raises:
+            ApiError: they are too many.
+        """
+        self._count += times * sum(len(position.top) for position in positions)
+        if self._count > MAX_LOGPROBS_AT_ONCE:
+            raise ApiError(
+                400,
+                f"{field}: the answer has more than {MAX_LOGPROBS_AT_ONCE} log-probabilities, "
+                "those of all prompts and sequences together; ask for fewer of them, or in "
+                "several requests",
+                param=field,
+            )
+
+
+def prompt_logprobs(positions: Sequence[TokenLogprobs]) -> Raw:
+    """Return those of a prompt as vLLM does, as JSON: null for its first token."""
+    encode = msgspec.json.Encoder().encode
+    told = (
+        encode(
             {
                 str(each.token_id): {
                     "logprob": each.logprob,
@@ -131,9 +164,10 @@ def prompt_logprobs(positions: Sequence[TokenLogprobs]) -> list[Any]:
                 }
                 for each in (position.chosen, *position.top)
             }
-            for position in positions
-        ),
-    ]
+        )
+        for position in positions
+    )
+    return Raw(b"[%b]" % b",".join(chain([b"null"], told)))
 
 
 def _name(token: Logprob, as_id: bool) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from client import AsyncTridentClient, Chunk, Completion, RetryPolicy, TridentClient
 from client.errors import RequestCancelledError, UnavailableError
+from client.response import read_chunks
 from tests.client.fake_triton import HELLO, FakeTriton, Piece
 
 # Programs that end with a stream open.
@@ -130,6 +131,26 @@ def _client_threads() -> list[threading.Thread]:
 
 
 class TestAsyncStream:
+    def test_large_response_is_read_beside_the_event_loop(
+        self, triton: FakeTriton, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        readers: dict[int, threading.Thread] = {}
+
+        def note(found: Any) -> Any:
+            readers[found.ByteSize()] = threading.current_thread()
+            return read_chunks(found)
+
+        monkeypatch.setattr("client.response.read_chunks", note)
+        triton.pieces = [Piece({0: "a" * 2**18}), Piece({0: "b"}, (0,), final=True)]
+
+        async def run() -> Completion:
+            async with AsyncTridentClient(triton.url) as client:
+                return await client.generate("a")
+
+        assert asyncio.run(run()).text == "a" * 2**18 + "b"
+        small, large = (readers[size] for size in sorted(readers))
+        assert small is threading.main_thread() is not large
+
     def test_answers_requests_side_by_side(self, triton: FakeTriton) -> None:
         triton.pieces = [Piece({0: "a"}), Piece({0: "b"}, (0,), final=True, delay_s=0.3)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -14,7 +15,7 @@ from client.gateway.chat.answer import ChatAnswer
 from client.gateway.chat.request import generation_of
 from client.gateway.chat.tools import tool_choice_of
 from client.gateway.gateway import Gateway
-from client.gateway.logprobs import chat_logprobs, prompt_logprobs
+from client.gateway.logprobs import LogprobCount, chat_logprobs, prompt_logprobs
 from client.gateway.schemas.answers import (
     ChatChoice,
     ChatCompletion,
@@ -58,12 +59,16 @@ class ChatCall:
         """
         choices: dict[int, _ChoiceBuilder] = {}
         of_prompt: Any = UNSET
+        count = LogprobCount()
         async with aclosing(self._answer.pieces()) as pieces:
             async for chunk, added in pieces:
                 choice = choices.setdefault(chunk.index, _ChoiceBuilder(chunk.index))
+                if self._body.logprobs:
+                    count.add("top_logprobs", chunk.logprobs or ())
                 choice.add(self._choice(chunk, added))
                 if chunk.prompt_logprobs is not None:
-                    of_prompt = prompt_logprobs(chunk.prompt_logprobs)
+                    count.add("prompt_logprobs", chunk.prompt_logprobs)
+                    of_prompt = await asyncio.to_thread(prompt_logprobs, chunk.prompt_logprobs)
         return ChatCompletion(
             self._id,
             self._created,

@@ -14,7 +14,7 @@ from client.gateway.chat.tools import tool_choice_of
 from client.gateway.errors import ApiError, unsupported
 from client.gateway.gateway import Gateway
 from client.gateway.generation import UsageCount
-from client.gateway.logprobs import chat_logprobs
+from client.gateway.logprobs import LogprobCount, chat_logprobs
 from client.gateway.responses.conversation import Conversation
 from client.gateway.responses.history import History
 from client.gateway.responses.item_writers import new_id
@@ -64,6 +64,7 @@ class ResponseCall:
         self._output = OutputWriter(self._tools.names)
         self._items: list[Item] = []
         self._usage = UsageCount()
+        self._num_logprobs = LogprobCount()
 
     async def answer(self) -> Response:
         """Return the whole.
@@ -170,6 +171,8 @@ class ResponseCall:
         sections = chunk.sections or ()
         if chunk.logprobs is None or not all(part.type == "content" for part in sections):
             return []
+        # A stream has them all in its last events.
+        self._num_logprobs.add("top_logprobs", chunk.logprobs)
         found = chat_logprobs(
             chunk.logprobs,
             self._body.top_logprobs or 0,

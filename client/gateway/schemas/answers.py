@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+# Encoded already: those of a prompt are many.
+PromptLogprobs = Annotated[Raw, Meta(extra_json_schema={"type": "array", "items": {}})]
 
 
 class PromptTokensDetails(Struct):
@@ -45,7 +48,7 @@ class CompletionChoice(Struct):
     index: int
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
-    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -125,7 +128,7 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
-    prompt_logprobs: list[Any] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from client.aio_transport import LARGE_BYTES
 from client.connection import connection
 from client.exchange import Exchange
 from client.gateway.app import create_app
@@ -162,6 +163,7 @@ class _Client:
     def __init__(self, owner: InProcess, url: str) -> None:
         self._owner = owner
         self._session = Session(connection(url, False, {}), Timeout(), None)
+        self._reading = asyncio.Lock()
         self._responses: dict[tuple[int, bool], tuple[Piece, Any]] = {}
 
     async def stream(self, prompt: Any = None, **options: Any) -> AsyncGenerator[Chunk, None]:
@@ -174,7 +176,7 @@ class _Client:
                 await asyncio.sleep(0)
                 has_sections = options.get("return_sections", False)
                 response = self._response(piece, has_sections=has_sections)
-                for chunk in exchange.read(response):
+                for chunk in await self._read(response, exchange):
                     yield chunk
         finally:
             self._owner.under_way -= 1
@@ -189,6 +191,13 @@ class _Client:
 
     async def health(self, timeout: float | None = None) -> Health:
         return _FACTS
+
+    async def _read(self, response: Any, exchange: Exchange[Chunk]) -> list[Chunk]:
+        """Return what a response holds; large ones are read as by `AsyncTransport`."""
+        if response.ByteSize() < LARGE_BYTES:
+            return exchange.read(response)
+        async with self._reading:
+            return await asyncio.to_thread(exchange.read, response)
 
     def _response(self, piece: Piece, *, has_sections: bool) -> Any:
         """Return the message of a piece; it is made once."""
