@@ -85,6 +85,10 @@ class InProcess:
         """Return status and body of the answer to a GET."""
         return self._runner.run(self._asked("GET", path, b""))
 
+    def document(self) -> dict[str, Any]:
+        """Return the OpenAPI document."""
+        return self._app.openapi()
+
     def cost(self, path: str, body: Any, *, rounds: int = 1, memory: bool = True) -> Cost:
         """Return what a request takes: the least of several rounds."""
         content = _encoded(body)
@@ -99,7 +103,6 @@ class InProcess:
 
     def peak(self, action: Callable[[], object]) -> int:
         """Return by how many bytes Python's objects grow at most."""
-        gc.collect()
         tracemalloc.start()
         try:
             action()
@@ -215,7 +218,6 @@ class _Client:
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
     """Looking for garbage takes time by what else is there."""
-    gc.collect()
     gc.disable()
     try:
         yield
