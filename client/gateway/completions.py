@@ -16,7 +16,7 @@ from msgspec import UNSET, Raw
 from client.errors import InvalidRequestError
 from client.gateway.errors import ApiError, from_client, unsupported
 from client.gateway.gateway import Gateway
-from client.gateway.generation import Generation, UsageCount, encoded, merged
+from client.gateway.generation import AT_ONCE, Generation, UsageCount, encoded, merged
 from client.gateway.logprobs import (
     CompletionLogprobsBuilder,
     LogprobCount,
@@ -25,6 +25,7 @@ from client.gateway.logprobs import (
 )
 from client.gateway.schemas.answers import Completion, CompletionChoice, CompletionLogprobs
 from client.gateway.schemas.completions import CompletionRequest, names_of
+from client.gateway.schemas.limits import MAX_LOGPROBS_AT_ONCE
 from client.protocol import Chunk, TokenLogprobs
 
 MAX_PROMPTS = 256
@@ -52,8 +53,8 @@ class CompletionCall:
             lambda: CompletionLogprobsBuilder(as_ids=bool(body.return_tokens_as_token_ids))
         )
         self._begun = set[int]()
-        self._of_prompts = dict[int, Sequence[TokenLogprobs]]()  # of the first piece of each
-        self._told_of_prompts = dict[int, Raw]()  # the same as JSON
+        self._of_prompts = dict[int, Sequence[TokenLogprobs]]()  # of those that are echoed
+        self._told_of_prompts = dict[int, Raw]()  # as JSON
         self._num_logprobs = LogprobCount()
 
     async def answer(self) -> Completion:
@@ -86,7 +87,8 @@ class CompletionCall:
         return Completion(self._id, self._created, self._model, choices, usage=usage)
 
     async def _pieces(self) -> AsyncGenerator[CompletionChoice, None]:
-        chunks = merged(self._gateway.client, self._generations(), self._count)
+        generations, at_once = self._generations(), self._at_once()
+        chunks = merged(self._gateway.client, generations, self._count, at_once=at_once)
         async with aclosing(chunks) as pieces:
             async for number, chunk in pieces:
                 self._usage.add(number, chunk)
@@ -117,20 +119,33 @@ class CompletionCall:
             for number, prompt in enumerate(self._prompts)
         ]
 
+    def _at_once(self) -> int:
+        """Return how many prompts are under way.
+
+        The log-probabilities of a prompt come in one piece: those of prompts that are under way
+        may be there together. A prompt has at most as many tokens as characters.
+        """
+        body = self._body
+        tops = [body.prompt_logprobs, body.logprobs if body.echo else None]
+        if tops == [None, None]:
+            return AT_ONCE
+        count = max(1 + (top or 0) for top in tops) * max(map(len, self._prompts))
+        return min(max(1, MAX_LOGPROBS_AT_ONCE // max(count, 1)), AT_ONCE)
+
     def _choice(self, number: int, chunk: Chunk) -> CompletionChoice:
         index = number * self._n + chunk.index
         first = index not in self._begun
         self._begun.add(index)
         if chunk.prompt_logprobs is not None:
-            self._of_prompts[number] = chunk.prompt_logprobs
+            self._keep_of_prompt(number, chunk.prompt_logprobs)
         choice = CompletionChoice(
             chunk.text,
             index,
             self._logprobs_of(number, index, chunk, first=first),
             chunk.finish_reason,
         )
-        if first and self._body.prompt_logprobs is not None and number in self._of_prompts:
-            choice.prompt_logprobs = self._told_of_prompt(number)
+        if first and number in self._told_of_prompts:
+            choice.prompt_logprobs = self._told_of_prompts[number]
         return choice
 
     def _logprobs_of(
@@ -146,12 +161,12 @@ class CompletionCall:
         start = first_token(chunk.text, whole if isinstance(whole, str) else None, prompt, own)
         return self._logprobs[index].piece((*prompt, *own), first=start)
 
-    def _told_of_prompt(self, number: int) -> Raw:
-        """Return the log-probabilities of a prompt, of which each choice has a copy."""
-        positions = self._of_prompts[number]
-        if number not in self._told_of_prompts:
+    def _keep_of_prompt(self, number: int, positions: Sequence[TokenLogprobs]) -> None:
+        """Keep the log-probabilities of a prompt for its choices, in the forms that are needed."""
+        if self._body.echo:
+            self._of_prompts[number] = positions
+        if self._body.prompt_logprobs is not None:
             self._told_of_prompts[number] = prompt_logprobs(positions)
-        return self._told_of_prompts[number]
 
     def _count(self, chunk: Chunk) -> None:
         """Count the log-probabilities of a piece; each choice has those of its prompt.

@@ -117,14 +117,17 @@ async def merged(
     client: ServerPool | TenantClient,
     generations: Sequence[Generation],
     check: Callable[[Chunk], None] = lambda _: None,
+    *,
+    at_once: int = AT_ONCE,
 ) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield the pieces of all answers as they come, each with the number of its request.
 
-    `AT_ONCE` of them are under way. If one request fails, or the generator is closed, all end. As
-    many pieces wait for who reads slowly, and then the servers.
+    If one request fails, or the generator is closed, all end. Of who reads slowly, as many pieces
+    as there are answers at once wait here, and then the servers.
 
     Args:
         check: is called with each piece before any more of them come, and may raise `ApiError`.
+        at_once: how many are under way.
 
     Raises:
         ApiError: of the first that fails.
@@ -136,8 +139,8 @@ async def merged(
                 yield 0, chunk
         return
     # None is the end of all of them.
-    pieces: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue(AT_ONCE)
-    free = asyncio.Semaphore(AT_ONCE)
+    pieces: asyncio.Queue[tuple[int, Chunk] | None] = asyncio.Queue(at_once)
+    free = asyncio.Semaphore(at_once)
 
     async def follow(number: int) -> None:
         async with free, aclosing(generations[number].chunks(client)) as chunks:

@@ -2,52 +2,91 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from client.gateway.errors import unsupported
+from client.gateway.errors import ApiError, fault_of, unsupported
 
 # Objects and lists in one body: each takes up to 1 KiB here, and at least a token of a prompt.
 MAX_CONTAINERS = 2**16
+_LARGE_BYTES = 2**16  # of a body: it takes milliseconds to be read
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # or its beginning, at the end
 
 
 class JsonRoute(APIRoute):
-    """Reads bodies as strictly as what they are sent on to: UTF-8, and no half of a surrogate."""
+    """Reads bodies as strictly as what they are sent on to: UTF-8, and no half of a surrogate.
+
+    Large ones are read beside the event loop, which others wait for.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return what answers a request."""
         handle = super().get_route_handler()
+        bodies = self.dependant.body_params
+        model: Any = bodies[0].field_info.annotation if bodies else None
 
         async def read(request: Request) -> Response:
             if request.headers.get("content-encoding", "identity") != "identity":
                 raise unsupported("content-encoding", "not supported: send the body as it is")
-            return await handle(_JsonRequest(request.scope, request.receive))
+            try:
+                return await handle(_JsonRequest(request, model))
+            except _RefusedError as error:
+                raise error.fault from None
 
         return read
 
 
 class _JsonRequest(Request):
+    def __init__(self, request: Request, model: type[BaseModel] | None) -> None:
+        """`model` is that of the body."""
+        super().__init__(request.scope, request.receive)
+        self._model = model
+
     async def json(self) -> Any:
         """Return the body.
 
         Raises:
-            HTTPException: it is not valid JSON.
+            HTTPException: it is not valid JSON, or not what the route takes.
         """
-        try:
-            body = (await self.body()).removeprefix(codecs.BOM_UTF8)
-            _check_containers(body)
-            return from_json(body)
-        except ValueError as error:
-            raise HTTPException(400, f"the body is not valid JSON: {error}") from None
+        body = await self.body()
+        if self._model is None or len(body) < _LARGE_BYTES:
+            return _parsed(body)  # which FastAPI validates
+        return await asyncio.to_thread(_validated, body, self._model)
+
+
+class _RefusedError(HTTPException):
+    """A body is wrong; FastAPI lets errors of this type pass as they are."""
+
+    def __init__(self, fault: ApiError) -> None:
+        super().__init__(fault.status)
+        self.fault = fault
+
+
+def _validated(body: bytes, model: type[BaseModel]) -> BaseModel:
+    value = _parsed(body)
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _RefusedError(fault_of(error.errors())) from None
+
+
+def _parsed(body: bytes) -> Any:
+    body = body.removeprefix(codecs.BOM_UTF8)
+    _check_containers(body)
+    try:
+        return from_json(body)
+    except ValueError as error:
+        raise HTTPException(400, f"the body is not valid JSON: {error}") from None
 
 
 def _check_containers(body: bytes) -> None:
