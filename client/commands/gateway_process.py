@@ -96,17 +96,21 @@ class GatewayProcess:
 
     def keep_running(self) -> None:
         """Start it again if it has died, at once or later; to be called now and then."""
-        now = time.monotonic()
         if self._restart_at is None and (status := self._process.poll()) is not None:
-            if now - self._started > _USEFUL_S:
+            if time.monotonic() - self._started > _USEFUL_S:
                 self._delay.succeeded()
-            delay_s = self._delay.next()
-            self._restart_at = now + delay_s
-            how = f"the gateway has died (exit status {status})"
-            self._server.note(f"{how}; starting it again in {delay_s:g} s")
-        if self._restart_at is not None and now >= self._restart_at:
-            # Its workers may still finish their answers: they have closed the port.
-            self._process, self._restart_at = self._spawn(), None
+            self._start_later(f"the gateway has died (exit status {status})")
+        if self._restart_at is not None and time.monotonic() >= self._restart_at:
+            try:
+                # Workers of the old one may still finish their answers: they have closed the port.
+                self._process, self._restart_at = self._spawn(), None
+            except OSError as error:  # no memory, or no more processes
+                self._start_later(f"the gateway cannot be started: {error.strerror}")
+
+    def _start_later(self, why: str) -> None:
+        delay_s = self._delay.next()
+        self._restart_at = time.monotonic() + delay_s
+        self._server.note(f"{why}; starting it again in {delay_s:g} s")
 
     def stop(self) -> None:
         """End it: answers in flight have as long as the server would give them."""
@@ -121,7 +125,8 @@ class GatewayProcess:
     def _kill(self) -> None:
         with suppress(ProcessLookupError):  # nobody is left of its group
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # inside the kernel it may take for ever
+            self._process.wait(_END_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
@@ -29,6 +29,8 @@ from engine.restart_delay import RestartDelay
 
 _UNLOADING_S = 5  # that tritonserver may take to end when its requests have
 _KILL_LOADING_AFTER_S = 1  # tritonserver ignores signals until its models are loaded
+_CRASHING_S = 5  # that it needs at most to write its stack to the log
+_KILLED_S = 10  # that it needs at most to end: inside the kernel it may take for ever
 _POLL_S = 0.1
 
 OnLine = Callable[[str], None]
@@ -100,6 +102,7 @@ class TritonServer:
         self._started = 0.0  # seconds since the epoch
         self._prepared = self._ready = self._failed = False
         self._delay = RestartDelay()
+        self._crashed_at: float | None = None
 
     @property
     def grpc_url(self) -> str:
@@ -175,7 +178,7 @@ class TritonServer:
 
     def _spawn(self, run: RunDirectory, log_file: LogFile) -> None:
         command, environment = self._command(run)
-        self._started = time.time()
+        self._started, self._crashed_at = time.time(), None
         patience_s = self.exit_timeout_s + _UNLOADING_S
         with log_file.open() as log:
             self._process = subprocess.Popen(
@@ -232,7 +235,7 @@ class TritonServer:
                     assert self._log_file is not None
                     self._spawn(self._run, self._log_file)
                     self._await(check)
-                except ServerStartError as error:
+                except (ServerStartError, OSError) as error:  # OSError: no memory, a full disk
                     why = f"tritonserver could not be started again: {error}"
                 else:
                     break
@@ -253,6 +256,9 @@ class TritonServer:
             if watch is not None and (lost := watch.lost()) and self._process.poll() is None:
                 self._failed, self._ready = True, False  # what is in flight will never end
                 return f"the {lost} stage of tritonserver has died"
+            if self._crashed_at is not None and time.monotonic() - self._crashed_at > _CRASHING_S:
+                self._failed, self._ready = True, False
+                return "tritonserver has crashed, and hangs"
             time.sleep(_POLL_S)
         self._report()
         return server_log.death(status, self.log)
@@ -286,7 +292,8 @@ class TritonServer:
                     )
                 except subprocess.TimeoutExpired:
                     self._process.kill()
-                    self._process.wait()
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(_KILLED_S)
             if self._run is not None:
                 kill_all(self._run.path.name)
                 _ = self.log  # reads it a last time: nobody writes to it any more
@@ -346,6 +353,8 @@ class TritonServer:
         for line in self._log_file.lines():
             if server_log.tells_of_success(line):
                 self._delay.succeeded()
+            elif server_log.tells_of_crash(line):
+                self._crashed_at = time.monotonic()
             self._on_line(line)
 
     @contextmanager

@@ -20,6 +20,8 @@ _LAST_WORDS = (
     r"(?:malloc|free|realloc)\(\): .+|double free or corruption.*|corrupted .+",
 )
 
+_CRASHES = tuple(f"Signal ({number:d}) received." for number in (signal.SIGABRT, signal.SIGSEGV))
+
 # Messages of every start on a machine without a GPU or NVIDIA's tools.
 _HARMLESS = (
     "CudaDriverHelper has not been",
@@ -140,6 +142,14 @@ def _signal(number: int) -> str:
 def tells_of_success(line: str) -> bool:
     """Whether a raw line says that a request was answered to its end."""
     return "trident.request" in line and "request finished" in line
+
+
+def tells_of_crash(line: str) -> bool:
+    """Whether a raw line is the first of what tritonserver writes when it crashes.
+
+    With a corrupted heap it may hang there.
+    """
+    return line.strip() in _CRASHES
 
 
 def launcher_line(text: str, level: str, log_format: Literal["text", "json"]) -> str:

@@ -1,6 +1,8 @@
 """StageWatch: notices that a model stage has died, which tritonserver does not."""
 
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,11 +24,7 @@ class StageWatch:
 
     def __init__(self, server_pid: int) -> None:
         """Remember the stages of the server, which is ready."""
-        self._stages = {
-            child: _model_of(child)
-            for child in psutil.Process(server_pid).children()
-            if child.name().startswith(STUB[:15])  # as much of it as Linux keeps
-        }
+        self._stages = dict(_stages_of(server_pid))
         self._dead_since: float | None = None
 
     def lost(self) -> str:
@@ -41,6 +39,13 @@ class StageWatch:
             self._dead_since = time.monotonic()
         is_over = time.monotonic() - self._dead_since > _GRACE_S
         return self._stages[dead[0]] if is_over else ""
+
+
+def _stages_of(server_pid: int) -> Iterator[tuple[psutil.Process, str]]:
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(server_pid).children():
+            if child.name().startswith(STUB[:15]):  # as much of it as Linux keeps
+                yield child, _model_of(child)
 
 
 def _model_of(stage: psutil.Process) -> str:

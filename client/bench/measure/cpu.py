@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from client.bench.errors import BenchError
+from engine.launch import child
 
 CLIENT = "load generator"
 OTHERS = "all else on these cores"
@@ -74,6 +75,8 @@ def process_name(name: str, command: list[str]) -> str:
         return "engine alone"
     if "client.gateway.processes.worker" in command or command[2:4] == ["client.cli", "gateway"]:
         return "gateway"
+    if child.__file__ in command:
+        return "watcher"
     return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ import pytest
 from engine import restart_delay
 from engine.launch import server as launch_server
 from engine.launch.installation import from_release, python_version
+from engine.launch.run_directory import RunDirectory
 from engine.launch.server import TritonServer
 from engine.restart_delay import RestartDelay
 from tests.engine.launch.installations import installation_of, make_release, touch
@@ -34,7 +36,9 @@ print("Started GRPCInferenceService", flush=True)
 if word == "finishes":
     print("2026-01-31 12:00:00.123 INFO trident.request: request finished uid=1", flush=True)
 time.sleep(0.2)
-if word == "stay":
+if word == "hangs":
+    print("Signal (11) received.", flush=True)
+if word in ("stay", "hangs"):
     time.sleep(60)
 if word == "crashes":
     print("terminate called after throwing an instance of 'lock_exception'", flush=True)
@@ -170,6 +174,30 @@ def test_nothing_piles_up_over_restarts(lives: Lives) -> None:
     assert len(set(figures)) == 1
     assert lives.runs == []
     assert len(list((lives.folder / "state" / "trident").iterdir())) == 1
+
+
+def test_a_server_that_hangs_in_its_crash_is_killed(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_server, "_CRASHING_S", 0.5)
+    lives.run("hangs stay", lambda: len(lives.commands) == 2)
+    assert "tritonserver has crashed, and hangs; starting it again in 0 s" in lives.notes[0]
+
+
+def test_what_the_machine_lacks_meanwhile_is_waited_for(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+
+    def scarce() -> RunDirectory:
+        calls.append(None)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return RunDirectory()
+
+    monkeypatch.setattr(launch_server, "RunDirectory", scarce)
+    lives.run("ends stay", lambda: len(lives.commands) == 2)
+    assert "could not be started again: [Errno 28] No space left" in lives.notes[1]
 
 
 def test_a_signal_ends_the_delay(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
     python -m tests.server.resilience.kill --times 10
 
 Streams must end with an error or their full text within 5 s, and new requests must succeed within
-15 s; if the server itself is killed, no process, socket, port or shared memory may be left after
-10 s.
+15 s; if the launcher, or a server without one, is killed, no process, socket, port or shared memory
+may be left after 15 s.
 """
 
 from __future__ import annotations

@@ -16,21 +16,14 @@ from tests.server.resilience.desk import Desk
 from tests.server.resilience.kill_engine import Round, answers_within
 from tests.server.resilience.launched import Running, launched, plain
 from tests.server.resilience.observe import until
-from tests.server.resilience.processes import STAGES
 
-GONE_WITHIN_S = 10.0
-# A stage may also end because the server is ending, so the launcher waits before it reports.
-STAGE_GONE_WITHIN_S = 15.0
+GONE_WITHIN_S = 15.0  # streams have 5 s, and what hangs is killed 5 s later
 _LATEST_S = 1.0
 
 Start = Callable[[Path], AbstractContextManager[Running]]
 
-# What is started, and which of its processes is killed.
+# What is started, and which of its processes is killed: what `restart` kills comes back.
 TARGETS: tuple[tuple[str, Start, str], ...] = (
-    ("trident serve", launched, "tritonserver"),
-    ("trident serve", launched, "tokenizer"),
-    ("trident serve", launched, "engine"),
-    ("trident serve", launched, "detokenizer"),
     ("trident serve", launched, "launcher"),
     ("tritonserver", plain, "tritonserver"),
 )
@@ -59,7 +52,7 @@ async def _under_load(
         async def all_gone() -> bool:
             return not await asyncio.to_thread(footprint.remains)
 
-        await until(all_gone, STAGE_GONE_WITHIN_S if role in STAGES else GONE_WITHIN_S, 0.1)
+        await until(all_gone, GONE_WITHIN_S, 0.1)
         result.recovery_s = time.monotonic() - begin
         result.problems += [f"left: {each}" for each in footprint.remains()]
         answers = await answers_within(streams, 1.0)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,29 +30,48 @@ class Running:
     """A running server.
 
     Attributes:
+        openai_url: the gateway's, if there is one.
         top: the process that was started: the launcher, or tritonserver itself.
-        tree: tritonserver's processes.
         log: output of the server and its launcher.
     """
 
     grpc_url: str
     http_url: str
+    openai_url: str
     top: psutil.Process
-    tree: Tree
     log: Path
 
+    @property
+    def tree(self) -> Tree:
+        """The processes of the tritonserver that runs now."""
+        family = [self.top, *self.top.children(recursive=True)]
+        (head,) = (process for process in family if process.name() == "tritonserver")
+        return Tree(head)
+
     def footprint(self) -> Footprint:
-        """Return its current resources, the launcher included."""
-        return self.tree.footprint() | Footprint(frozenset({self.top}))
+        """Return its current resources, the launcher and the gateway included."""
+        launcher = frozenset({self.top, *self.top.children(recursive=True)})
+        return self.tree.footprint() | Footprint(launcher)
+
+    def is_ready(self) -> bool:
+        """Return whether requests are answered: by the gateway, or else by tritonserver."""
+        path = f"{self.openai_url}/health/ready"
+        if not self.openai_url:
+            path = f"{self.http_url}/v2/models/ensemble/ready"
+        try:
+            with urllib.request.urlopen(f"http://{path}", timeout=5):
+                return True
+        except OSError:
+            return False
 
 
 @contextmanager
-def launched(model: Path) -> Iterator[Running]:
-    """Run `trident serve`."""
-    command = [sys.executable, "-m", "client.cli", "serve", "--model", str(model)]
-    command += ["--openai-port", "off"]
+def launched(model: Path, *flags: str, has_gateway: bool = False) -> Iterator[Running]:
+    """Run `trident serve` with further `flags`."""
+    command = [sys.executable, "-m", "client.cli", "serve", "--model", str(model), *flags]
+    command += [] if has_gateway else ["--openai-port", "off"]
     environment = {**os.environ, "PYTHONPATH": str(model_repository().parent)}
-    with _running([*command, "--dtype", "float32"], environment) as running:
+    with _running([*command, "--dtype", "float32"], environment, has_gateway) as running:
         yield running
 
 
@@ -74,7 +92,7 @@ def plain(model: Path) -> Iterator[Running]:
         settings=settings_variables({"model": str(model), "dtype": "float32"}),
     )
     try:
-        with _running(command, environment) as running:
+        with _running(command, environment, has_gateway=False) as running:
             yield running
     finally:
         kill_all(run.path.name)
@@ -82,8 +100,11 @@ def plain(model: Path) -> Iterator[Running]:
 
 
 @contextmanager
-def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Running]:
-    ports = dict(zip(("http", "grpc", "metrics"), pick_free(3), strict=True))
+def _running(
+    command: Sequence[str], environment: Mapping[str, str], has_gateway: bool
+) -> Iterator[Running]:
+    names = ("http", "grpc", "metrics", *(["openai"] if has_gateway else []))
+    ports = dict(zip(names, pick_free(len(names)), strict=True))
     flags = [f"--{name}-port={port}" for name, port in ports.items()]
     urls = {name: f"localhost:{port}" for name, port in ports.items()}
     with tempfile.TemporaryDirectory(prefix="resilience-") as folder:
@@ -92,35 +113,29 @@ def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
             process = subprocess.Popen(
                 [*command, *flags], env=environment, stdout=file, stderr=subprocess.STDOUT
             )
+        top = psutil.Process(process.pid)
+        running = Running(urls["grpc"], urls["http"], urls.get("openai", ""), top, log)
         try:
-            _wait_until_ready(urls["http"], process, log)
-            top = psutil.Process(process.pid)
-            yield Running(urls["grpc"], urls["http"], top, Tree(_tritonserver(top)), log)
+            _wait_until_ready(running, process)
+            yield running
         finally:
             _end(process)
 
 
-def _wait_until_ready(http_url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def _wait_until_ready(running: Running, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://{http_url}/v2/models/ensemble/ready", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise AssertionError(f"the server did not start: {log.read_text(errors='replace')[-2000:]}")
-
-
-def _tritonserver(top: psutil.Process) -> psutil.Process:
-    family = [top, *top.children(recursive=True)]
-    (head,) = (process for process in family if process.name() == "tritonserver")
-    return head
+        if running.is_ready():
+            return
+        time.sleep(0.1)
+    said = running.log.read_text(errors="replace")[-2000:]
+    raise AssertionError(f"the server did not start: {said}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
-        process.wait(20)
+        process.wait(30)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
