@@ -56,15 +56,22 @@ def remove_environment(started: float) -> None:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT, SIGTERM and SIGHUP in the block, so that clean-up completes."""
+def uninterrupted(*, later: bool = False) -> Iterator[None]:
+    """Keep SIGINT, SIGTERM and SIGHUP out of the block, so that clean-up completes.
+
+    Args:
+        later: raise the first that came at the end of the block; else they are ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python delivers signals to the main thread only
         return
     handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {each: signal.signal(each, signal.SIG_IGN) for each in handled}
+    came: list[int] = []
+    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in handled}
     try:
         yield
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+    if later and came:
+        signal.raise_signal(came[0])

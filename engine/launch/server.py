@@ -224,22 +224,25 @@ class TritonServer:
         ends this, as a signal does.
         """
         while True:
-            why = self.follow(check)
-            while True:
-                delay_s = self._delay.next()
-                self.note(f"{why}; starting it again in {delay_s:g} s")
+            self._start_again(self.follow(check), check)
+
+    def _start_again(self, why: str, check: Check) -> None:
+        is_up = False
+        while not is_up:
+            delay_s = self._delay.next()
+            self.note(f"{why}; starting it again in {delay_s:g} s")
+            with uninterrupted(later=True):
                 self._clear(has_failed=True)
-                self._wait(delay_s, check)
-                try:
-                    self._run = RunDirectory()
-                    assert self._log_file is not None
-                    self._spawn(self._run, self._log_file)
-                    self._await(check)
-                except (ServerStartError, OSError) as error:  # OSError: no memory, a full disk
-                    why = f"tritonserver could not be started again: {error}"
-                else:
-                    break
-            self.note("tritonserver is ready again", "INFO")
+            self._wait(delay_s, check)
+            try:
+                self._run = RunDirectory()
+                assert self._log_file is not None
+                self._spawn(self._run, self._log_file)
+                self._await(check)
+                is_up = True
+            except (ServerStartError, OSError) as error:  # OSError: no memory, a full disk
+                why = f"tritonserver could not be started again: {error}"
+        self.note("tritonserver is ready again", "INFO")
 
     def follow(self, check: Check = lambda: None) -> str:
         """Hand log lines to `on_line` until the server cannot serve any more; return why.
@@ -280,29 +283,28 @@ class TritonServer:
     def _clear(self, *, has_failed: bool) -> None:
         """End the server, at once if it `has_failed`, and remove all it left, but the log."""
         self._failed |= has_failed
-        with uninterrupted():
-            if self._process is not None:
-                if has_failed:
-                    self._process.kill()
-                else:
-                    self._process.terminate()
-                try:
-                    self._process.wait(
-                        self.exit_timeout_s + _UNLOADING_S if self._ready else _KILL_LOADING_AFTER_S
-                    )
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-                    with suppress(subprocess.TimeoutExpired):
-                        self._process.wait(_KILLED_S)
-            if self._run is not None:
-                kill_all(self._run.path.name)
-                _ = self.log  # reads it a last time: nobody writes to it any more
-                self._run.remove()
-                self._run = None
-            if self._process is not None and self._process.returncode != 0:
-                remove_environment(self._started)
-            self._process = None
-            self._ready = False
+        if self._process is not None:
+            if has_failed:
+                self._process.kill()
+            else:
+                self._process.terminate()
+            try:
+                self._process.wait(
+                    self.exit_timeout_s + _UNLOADING_S if self._ready else _KILL_LOADING_AFTER_S
+                )
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_KILLED_S)
+        if self._run is not None:
+            kill_all(self._run.path.name)
+            _ = self.log  # reads it a last time: nobody writes to it any more
+            self._run.remove()
+            self._run = None
+        if self._process is not None and self._process.returncode != 0:
+            remove_environment(self._started)
+        self._process = None
+        self._ready = False
 
     def __enter__(self) -> Self:
         self.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -198,6 +199,23 @@ def test_what_the_machine_lacks_meanwhile_is_waited_for(
     monkeypatch.setattr(launch_server, "RunDirectory", scarce)
     lives.run("ends stay", lambda: len(lives.commands) == 2)
     assert "could not be started again: [Errno 28] No space left" in lives.notes[1]
+
+
+def test_a_signal_that_comes_while_the_dead_server_is_cleared_away_is_not_lost(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear, cleared = launch_server.kill_all, []
+
+    def interrupted(run_id: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        clear(run_id)
+        cleared.append(run_id)
+
+    monkeypatch.setattr(launch_server, "kill_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lives.run("ends", lambda: False)
+    assert cleared
+    assert lives.runs == []
 
 
 def test_a_signal_ends_the_delay(lives: Lives, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,16 @@ def stop(role: str) -> Strike:
     return strike
 
 
+def stop_all(running: Running) -> None:
+    """Stop every process for a while, as `docker pause` does, and let them go on."""
+    stopped = list(running.footprint().processes)
+    for each in stopped:
+        each.suspend()
+    time.sleep(_STOPPED_S + 1)
+    for each in stopped:
+        each.resume()
+
+
 def nested_body(running: Running) -> None:
     """Send JSON that overflows tritonserver's stack: 24 MB, which no proxy would let through."""
     levels = 12_000_000
@@ -150,6 +160,7 @@ STRIKES: dict[str, Strike] = {
     "kill -9 of the detokenizer": kill("detokenizer"),
     "SIGSTOP of the tokenizer": stop("tokenizer"),
     "SIGSTOP of the detokenizer": stop("detokenizer"),
+    "SIGSTOP of all": stop_all,
     "nested JSON": nested_body,
     "two wrong requests": two_wrong_requests,
 }
