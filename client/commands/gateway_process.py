@@ -60,10 +60,7 @@ class GatewayProcess:
         self._started = time.monotonic()
         with self._log.open("ab") as file:
             return subprocess.Popen(
-                [
-                    *(sys.executable, "-I", child.__file__, str(os.getpid())),
-                    *(str(self._patience_s), *self._command),
-                ],
+                child.tied(self._command, self._patience_s),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,

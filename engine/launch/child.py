@@ -1,10 +1,10 @@
-"""Run as a script by the launcher: becomes tritonserver or the gateway.
+"""Run as a script by the launcher: becomes tritonserver, the gateway or another server.
 
-    python -I child.py LAUNCHER_PID PATIENCE_S COMMAND...
+    python -I child.py LAUNCHER_PID PATIENCE_S STACK_BYTES COMMAND...
 
 Between fork and exec of a process with threads next to nothing is safe to do, so this small
 program does what must be done inside the server's process: it ties its life to the launcher's and
-raises its stack limit.
+raises its stack limit, unless STACK_BYTES is 0.
 
 The kernel sends the server SIGTERM when the launcher dies, which a server that hangs ignores. So
 this program first forks a watcher, which kills the server's process group if that is still there
@@ -18,17 +18,26 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
 _ORPHANS_S = 2.0  # that processes have to end by themselves after the server
-# tritonserver 2.51 puts HTTP bodies on the stack (8 MB crash at 7.5 MB), and reads nested JSON by
-# recursion: up to 136 bytes of stack for each byte of a body, so 1.1 GiB for one of 8 MiB, the
-# limit of docker/nginx.conf. Only what a thread has used of it is memory.
-_STACK_BYTES = 1280 << 20
 
 
-def main(launcher: int, patience_s: float, command: list[str]) -> None:
+def tied(command: Sequence[str], patience_s: float, stack_bytes: int = 0) -> list[str]:
+    """Return a command line for a child of this process that becomes `command`, tied to it.
+
+    Args:
+        command: a program and its arguments; it must be started as the leader of a process group.
+        patience_s: seconds that it has to end by itself.
+        stack_bytes: of the stack of each of its threads; 0 leaves the limit as it is.
+    """
+    arguments = (str(os.getpid()), str(patience_s), str(stack_bytes))
+    return [sys.executable, "-I", __file__, *arguments, *command]
+
+
+def main(launcher: int, patience_s: float, stack_bytes: int, command: list[str]) -> None:
     """Replace this process with `command`; it gets SIGTERM when the launcher dies."""
     server = os.getpid()
     if os.fork() == 0:
@@ -37,10 +46,11 @@ def main(launcher: int, patience_s: float, command: list[str]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != launcher:  # it died before the line above
         sys.exit(1)
-    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    wanted = _STACK_BYTES if hard == resource.RLIM_INFINITY else min(_STACK_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
-    os.execv(command[0], command)
+    if stack_bytes:
+        _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        wanted = stack_bytes if hard == resource.RLIM_INFINITY else min(stack_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    os.execvp(command[0], command)
 
 
 def _watch(server: int, launcher: int, patience_s: float) -> None:
@@ -75,4 +85,4 @@ def _parent_of(process: int) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +26,10 @@ from engine.launch.run_directory import RunDirectory, is_plain
 from engine.launch.stage_watch import StageWatch
 from engine.restart_delay import RestartDelay
 
+# tritonserver 2.51 puts HTTP bodies on the stack (8 MB crash at 7.5 MB), and reads nested JSON by
+# recursion: up to 136 bytes of stack for each byte of a body, so 1.1 GiB for one of 8 MiB, the
+# limit of docker/nginx.conf. Only what a thread has used of it is memory.
+_STACK_BYTES = 1280 << 20
 _UNLOADING_S = 5  # that tritonserver may take to end when its requests have
 _KILL_LOADING_AFTER_S = 1  # tritonserver ignores signals until its models are loaded
 _CRASHING_S = 5  # that it needs at most to write its stack to the log
@@ -182,10 +185,7 @@ class TritonServer:
         patience_s = self.exit_timeout_s + _UNLOADING_S
         with log_file.open() as log:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-I", child.__file__, str(os.getpid()), str(patience_s)),
-                    *command,
-                ],
+                child.tied(command, patience_s, _STACK_BYTES),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -22,6 +22,7 @@ from client.bench.errors import BenchError
 from client.bench.load.record import Target
 from client.bench.load.scrape import DIRECT
 from client.bench.servers.server import Running, Server, first_model
+from engine.launch import child
 from engine.launch.ports import pick_free
 from engine.launch.processes import uninterrupted
 
@@ -60,16 +61,13 @@ def _running(name: str, command: Sequence[str], model: Path) -> Iterator[Running
             return "" if status is None else told(f"ended with status {status}")
 
         launched = time.monotonic()
-        try:
-            process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us, who then end it
-            )
-        except OSError as error:
-            raise BenchError(f"{name}: cannot be started: {error}") from None
+        process = subprocess.Popen(
+            child.tied(words, _END_TIMEOUT_S),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for us, who then end it
+        )
         target = Target("completions", f"{url}/v1", "")
         running = Running(target, launched, [process.pid], f"{url}/metrics", end=end)
         try:

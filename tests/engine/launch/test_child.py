@@ -17,11 +17,9 @@ PATIENCE_S = 0.2
 
 # Starts a server by child.py, and tells its process id.
 LAUNCHER = f"""
-import os, subprocess, sys, time
-server = subprocess.Popen(
-    [sys.executable, "-I", {child.__file__!r}, str(os.getpid()), "{PATIENCE_S}", *sys.argv[1:]],
-    start_new_session=True,
-)
+import subprocess, sys, time
+from engine.launch.child import tied
+server = subprocess.Popen(tied(sys.argv[1:], {PATIENCE_S}), start_new_session=True)
 print(server.pid, flush=True)
 if server.wait() is not None:
     time.sleep(60)
@@ -94,6 +92,6 @@ def test_what_a_dead_server_leaves_ends_and_so_does_the_watcher(tmp_path: Path) 
 
 def test_a_launcher_that_has_died_before_gets_no_server(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-I", child.__file__, str(os.getpid() + 1), "1", "/bin/touch"]
+    command = [sys.executable, "-I", child.__file__, str(os.getpid() + 1), "1", "0", "touch"]
     assert subprocess.run([*command, str(out)], check=False).returncode == 1
     assert not out.exists()

@@ -79,7 +79,7 @@ class TestPeer:
         script = tmp_path / "serve"
         script.write_text("no program")
         script.chmod(0o755)
-        with pytest.raises(BenchError, match="b: cannot be started"):
+        with pytest.raises(BenchError, match=r"b: ended with status 1; (.|\n)*Exec format error"):
             measure(serve("b", (str(script), "{port}"), CHECKPOINT_DIR), self.WORKLOAD, source)
 
     def test_that_is_not_installed_is_named(self, source: PromptSource) -> None:
