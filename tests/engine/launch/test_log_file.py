@@ -144,3 +144,28 @@ def test_a_relative_state_home_is_ignored(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert log_directory() == tmp_path / ".local" / "state" / "trident"
+
+
+def test_the_tail_is_of_the_server_that_was_started_last() -> None:
+    log = LogFile("run")
+    seen: list[str] = []
+    for text in (b"first\n", b"second\n"):
+        with log.open() as file:
+            file.write(text)
+        log.write("from the launcher")
+        seen += log.lines()
+    assert seen == ["first", "from the launcher", "second", "from the launcher"]
+    assert log.tail() == "second\nfrom the launcher\n"
+
+
+def test_a_server_is_started_again_without_the_log_that_somebody_has_deleted() -> None:
+    log = LogFile("run")
+    with log.open() as file:
+        file.write(b"a long line\n")
+    assert log.lines()
+    log.path.unlink()
+    log.write("nobody reads it")
+    assert not log.path.exists()
+    with log.open() as file:
+        file.write(b"b\n")
+    assert log.lines() == ["b"]

@@ -102,3 +102,31 @@ class TestServerLog:
     )
     def test_other_failures(self, log: str, reason: str) -> None:
         assert server_log.failure(log)[0] == reason
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "told"),
+    [
+        (0, "", "ended with status 0"),
+        (-11, "Signal (11) received.", "was killed by SIGSEGV"),
+        (-40, "", "was killed by signal 40"),
+        (
+            -6,
+            "E1128 22:27:40.243 30905 proto_buffer_writer.h:65]    ASSERTION FAILED: !buffer\n",
+            "was killed by SIGABRT (ASSERTION FAILED: !buffer)",
+        ),
+        (
+            -6,
+            "malloc(): corrupted top size\nSignal (6) received.\n",
+            "was killed by SIGABRT (malloc(): corrupted top size)",
+        ),
+    ],
+)
+def test_death_is_told_with_last_words_that_say_why(status: int, said: str, told: str) -> None:
+    assert server_log.death(status, said) == f"tritonserver {told}"
+
+
+def test_a_crash_is_known_by_a_line_of_its_own_alone() -> None:
+    assert server_log.tells_of_crash("Signal (11) received.\n")
+    for line in ("Signal (15) received.", 'request refused error="Signal (11) received."'):
+        assert not server_log.tells_of_crash(line)
