@@ -60,6 +60,35 @@ def test_documents_of_a_schema(caller: Caller, fields: dict[str, Any]) -> None:
     Draft202012Validator(SCHEMA).validate(json.loads(text))
 
 
+_NUMBER = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 999}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"json": _NUMBER}}, r'\{\s*"a"\s*:\s*\d+\s*\}'),
+        (
+            {"guided_json": _NUMBER, "guided_whitespace_pattern": "[ ]?"},
+            r'\{ ?"a" ?: ?\d+ ?\}',
+        ),
+        (
+            {"structured_outputs": {"json": _NUMBER, "disable_any_whitespace": True}},
+            r'\{"a":\d+\}',
+        ),
+    ],
+)
+def test_a_document_at_temperature_0_is_not_blanks_without_end(
+    caller: Caller, fields: dict[str, Any], pattern: str
+) -> None:
+    text = ask(caller, {**fields, "temperature": 0, "max_tokens": 300}, text_input="Hello")
+    assert re.fullmatch(pattern, text)
+
+
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [

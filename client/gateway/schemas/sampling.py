@@ -198,6 +198,7 @@ class SamplingFields(Fields):
     guided_regex: Annotated[str, AtMost(MAX_REGEX_CHARACTERS, "characters")] | None = None
     guided_choice: list[str] | None = None
     guided_grammar: Annotated[str, AtMost(MAX_GRAMMAR_CHARACTERS, "characters")] | None = None
+    guided_whitespace_pattern: str | None = None
     cache_salt: Annotated[str, AtMost(MAX_CACHE_SALT_CHARACTERS, "characters")] | None = None
     beam_width: int | None = None  # Trident's own
     best_of: int | None = None

@@ -23,7 +23,7 @@ _MAX_COST = 2**24  # of a tenant's different grammars: 16 million characters, or
 
 K = TypeVar("K")
 
-_Key = tuple[str, str, bool, str, str, str]  # of a grammar
+_Key = tuple[str | bool | None, ...]  # of a grammar
 
 
 class _Wait(NamedTuple):

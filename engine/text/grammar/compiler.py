@@ -55,7 +55,7 @@ class GrammarCompiler:
             "grammar", max_small_cost=_MAX_SMALL_CHARACTERS, initializer=self._begin
         )
         self._lock = threading.Lock()  # of the compilations that begin
-        self._kept: OrderedDict[tuple[str, str, bool, str, str, str], _Compilation] = OrderedDict()
+        self._kept: OrderedDict[tuple[str | bool | None, ...], _Compilation] = OrderedDict()
 
     def compile(self, spec: GrammarSpec, tenant: str = "") -> Future[LLMatcher]:
         """Return the matcher at its start, to be copied for each sequence; equal specs share it.

@@ -32,11 +32,8 @@ def llguidance_texts(
     Raises:
         GrammarTextError: it is wrong; the text names the place.
     """
-    yield _text(
-        spec,
-        _grammars(spec, LarkWriter(special_tokens, eos_token_ids)),
-        LarkWriter(special_tokens, eos_token_ids),
-    )
+    writer = LarkWriter(special_tokens, eos_token_ids, spec.whitespace_pattern)
+    yield _text(spec, _grammars(spec, writer), LarkWriter(special_tokens, eos_token_ids))
     if spec.kind == "grammar" and is_ebnf(spec.text):
         # llguidance fails on some regular expressions that are made of parts.
         smaller = [_lark(lark_of(spec.text, large_lexemes=False))]
@@ -58,7 +55,10 @@ def _text(spec: GrammarSpec, grammars: list[dict[str, Any]], writer: LarkWriter)
 def _grammars(spec: GrammarSpec, writer: LarkWriter) -> list[dict[str, Any]]:
     match spec.kind:
         case "json_schema":
-            return [{"json_schema": prepare_schema(spec.text, strict=spec.strict)}]
+            prepared = prepare_schema(
+                spec.text, strict=spec.strict, whitespace_pattern=spec.whitespace_pattern
+            )
+            return [{"json_schema": prepared}]
         case "regex":
             inner: list[dict[str, Any]] = json.loads(
                 LLMatcher.grammar_from_regex(portable(spec.text))

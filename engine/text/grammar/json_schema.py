@@ -23,6 +23,10 @@ from engine.text.grammar.spec import GrammarTextError, check_literal
 
 MAX_DEPTH = 64  # of schemas inside schemas
 
+# Between two tokens of JSON. A model that may write blanks without end writes nothing else up to
+# `max_tokens`; llama.cpp allows as many.
+_WHITESPACE = r"[ ]|(\r?\n){1,2}[ \t]{0,20}"
+
 _ENFORCED = {
     *("type", "enum", "const", "allOf", "anyOf", "oneOf", "$ref", "$defs", "definitions"),
     *("properties", "required", "additionalProperties", "patternProperties"),
@@ -58,8 +62,14 @@ class Place(NamedTuple):
     schema: Any
 
 
-def prepare_schema(text: str, *, strict: bool) -> dict[str, Any]:
+def prepare_schema(
+    text: str, *, strict: bool, whitespace_pattern: str | None = None
+) -> dict[str, Any]:
     """Return the schema to compile, with options for llguidance, from JSON `text`.
+
+    Args:
+        text: the schema.
+        strict, whitespace_pattern: as in `GrammarSpec`.
 
     Raises:
         GrammarTextError: with a JSON pointer: it is no schema, or nothing finite can match it, or,
@@ -77,7 +87,19 @@ def prepare_schema(text: str, *, strict: bool) -> dict[str, Any]:
     allow_any_of_exclusive(schema, schemas)
     if not _Finite(schema).holds(schema):
         raise GrammarTextError("#: no finite document can match: it requires itself")
-    return {**schema, "x-guidance": {"lenient": not strict, "coerce_one_of": not strict}}
+    options = {"lenient": not strict, "coerce_one_of": not strict}
+    return {**schema, "x-guidance": {**options, **_whitespace(whitespace_pattern)}}
+
+
+def _whitespace(pattern: str | None) -> dict[str, Any]:
+    if pattern is None:
+        return {"whitespace_pattern": _WHITESPACE}
+    if not pattern:
+        return {"whitespace_flexible": False}
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(portable(pattern)))
+    if error:
+        raise GrammarTextError(f"whitespace_pattern: is no regular expression: {error}")
+    return {"whitespace_pattern": portable(pattern)}
 
 
 def places(schema: Any) -> Iterator[Place]:

@@ -29,11 +29,20 @@ class LarkWriter:
         grammars: of JSON schemas and regular expressions, which the rules name.
     """
 
-    def __init__(self, special_tokens: Mapping[str, int], eos_token_ids: Collection[int]) -> None:
-        """Write for a vocabulary; `special_tokens` are no text, but named by id."""
+    def __init__(
+        self,
+        special_tokens: Mapping[str, int],
+        eos_token_ids: Collection[int],
+        whitespace_pattern: str | None = None,
+    ) -> None:
+        """Write for a vocabulary; `special_tokens` are no text, but named by id.
+
+        `whitespace_pattern` is that of all schemas, as in `GrammarSpec`.
+        """
         self.grammars: list[dict[str, Any]] = []
         self._special = special_tokens
         self._inside = set(special_tokens.values()) - set(eos_token_ids)
+        self._whitespace_pattern = whitespace_pattern
         self._lines: list[str] = []
         self._names: dict[str, str] = {}
         longest_first = sorted(special_tokens, key=len, reverse=True)
@@ -67,7 +76,9 @@ class LarkWriter:
         key = json.dumps([schema, strict])
         if key not in self._names:
             name = self._names[key] = f"json_{len(self.grammars)}"
-            prepared = prepare_schema(json.dumps(schema), strict=strict)
+            prepared = prepare_schema(
+                json.dumps(schema), strict=strict, whitespace_pattern=self._whitespace_pattern
+            )
             self.grammars.append({"name": name, "json_schema": prepared})
         return f"@{self._names[key]}"
 

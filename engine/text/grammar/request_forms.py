@@ -14,7 +14,12 @@ from pydantic import ValidationError
 
 from engine.errors import RequestError
 from engine.json_reader import parse_json
-from engine.text.grammar.spec import MAX_CHARACTERS, GrammarKind, GrammarSpec
+from engine.text.grammar.spec import (
+    MAX_CHARACTERS,
+    MAX_WHITESPACE_CHARACTERS,
+    GrammarKind,
+    GrammarSpec,
+)
 from engine.validation.checks import describe, member
 from engine.validation.limits import check_size
 
@@ -36,6 +41,7 @@ _GUIDE_TYPES: dict[str, GrammarKind] = {
 }
 GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 _BACKEND_FIELD = "guided_decoding"  # of Triton's vLLM backend
+_OLDER_WHITESPACE = "guided_whitespace_pattern"
 _OLDER = {f"guided_{name}": kind for name, kind in _KINDS.items() if name != "structural_tag"}
 
 
@@ -61,6 +67,10 @@ def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
         asked[_BACKEND_FIELD] = parse_structured_outputs(given, _BACKEND_FIELD)
     if isinstance(rest.get(GUIDE), GrammarSpec):
         asked[GUIDE] = rest.pop(GUIDE)
+    if (value := rest.pop(_OLDER_WHITESPACE, None)) is not None:
+        asked = {name: _with_whitespace(spec, value) for name, spec in asked.items()}
+        if not asked:
+            raise RequestError(f"{_OLDER_WHITESPACE}: needs guided_json, or response_format")
     if len({spec.key for spec in asked.values()}) > 1:
         raise RequestError(f"{', '.join(asked)}: give one of them, not {len(asked)}")
     if asked:
@@ -71,7 +81,8 @@ def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
 def parse_structured_outputs(value: Any, field: str = FIELD) -> GrammarSpec:
     """Return what `structured_outputs` asks for: an object with one of vLLM's keys.
 
-    Beside it, `strict` and `begin_after` as in `GrammarSpec`. A spec itself passes through.
+    Beside it, `strict`, `whitespace_pattern` and `begin_after` as in `GrammarSpec`, and
+    `disable_any_whitespace`. A spec itself passes through.
 
     Raises:
         RequestError: it is something else.
@@ -83,18 +94,43 @@ def parse_structured_outputs(value: Any, field: str = FIELD) -> GrammarSpec:
         return _validated(fields, f"{field}.text")
     if fields.get("json_object") is False:
         del fields["json_object"]
-    options = {name: fields.pop(name) for name in ("strict", "begin_after") if name in fields}
+    names = ("strict", "begin_after", "whitespace_pattern")
+    options = {name: fields.pop(name) for name in names if name in fields}
+    is_compact = fields.pop("disable_any_whitespace", False)
     _refuse_others(fields, {*_KINDS, "json_object"}, field)
     if len(fields) != 1:
         given = ", ".join(f"{field}.{name}" for name in sorted(fields)) or field
         known = ", ".join(["json_object", *_KINDS])
         raise RequestError(f"{given}: give exactly one of {known}")
     [(name, content)] = fields.items()
+    options |= _compact(is_compact, options, field)
+    if "whitespace_pattern" in options and name not in ("json", "json_object", "structural_tag"):
+        given = "disable_any_whitespace" if is_compact else "whitespace_pattern"
+        raise RequestError(f"{field}.{given}: is for json, json_object and structural_tag")
     if name == "json_object":
         if content is not True:
             raise RequestError(f"{field}.json_object: must be true or false")
         return _spec("json_schema", _ANY_OBJECT, f"{field}.json_object", **options)
     return _spec(_KINDS[name], content, f"{field}.{name}", **options)
+
+
+def _compact(value: Any, options: Mapping[str, Any], field: str) -> dict[str, Any]:
+    """Return the option that `disable_any_whitespace` with this `value` stands for."""
+    name = f"{field}.disable_any_whitespace"
+    if not isinstance(value, bool):
+        raise RequestError(f"{name}: must be true or false")
+    if value and "whitespace_pattern" in options:
+        raise RequestError(f"{name}: give it or whitespace_pattern, not both")
+    return {"whitespace_pattern": ""} if value else {}
+
+
+def _with_whitespace(spec: GrammarSpec, pattern: Any) -> GrammarSpec:
+    if spec.kind not in ("json_schema", "structural_tag"):
+        raise RequestError(f"{_OLDER_WHITESPACE}: is for JSON, not for {spec.field}")
+    if not isinstance(pattern, str):
+        raise RequestError(f"{_OLDER_WHITESPACE}: must be a string")
+    check_size(_OLDER_WHITESPACE, len(pattern), MAX_WHITESPACE_CHARACTERS, "characters")
+    return spec.model_copy(update={"whitespace_pattern": pattern})
 
 
 def guided_decoding(guide_type: str, guide: str) -> GrammarSpec | None:

@@ -23,6 +23,7 @@ MAX_CHARACTERS: dict[GrammarKind, int] = {
     "structural_tag": 2**19,
 }
 _MAX_TAG_CHARACTERS = 256
+MAX_WHITESPACE_CHARACTERS = 1024
 
 _Text = Annotated[str, Field(max_length=max(MAX_CHARACTERS.values()))]
 
@@ -49,6 +50,8 @@ class GrammarSpec(BaseModel):
         text: a JSON schema, a regular expression, a JSON list of strings, a grammar in Lark or
             EBNF, or structural tags as JSON.
         strict: refuse a JSON schema with keywords that are not enforced, rather than ignore them.
+        whitespace_pattern: regular expression of the blanks between two tokens of JSON; "" allows
+            none. None: a space, or line feeds and an indentation, of bounded length.
         begin_after: the output is free until it contains this text; "" begins at once.
         reasoning_start: if set, what is before that begins with this text, and may be left out.
         opening: text that follows in any case, before what matches; only with `begin_after`.
@@ -60,6 +63,7 @@ class GrammarSpec(BaseModel):
     kind: GrammarKind
     text: _Text
     strict: bool = True
+    whitespace_pattern: Annotated[str, Field(max_length=MAX_WHITESPACE_CHARACTERS)] | None = None
     begin_after: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = ""
     reasoning_start: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = ""
     opening: Annotated[str, Field(max_length=_MAX_TAG_CHARACTERS)] = ""
@@ -71,10 +75,10 @@ class GrammarSpec(BaseModel):
         return self.model_copy(update={"begin_after": "", "reasoning_start": "", "opening": ""})
 
     @property
-    def key(self) -> tuple[str, str, bool, str, str, str]:
+    def key(self) -> tuple[str | bool | None, ...]:
         """What the compiled grammar depends on."""
         begin = self.begin_after, self.reasoning_start, self.opening
-        return self.kind, self.text, self.strict, *begin
+        return self.kind, self.text, self.strict, self.whitespace_pattern, *begin
 
     def error(self, text: str) -> RequestError:
         """Return the refusal of this grammar for the reason `text`."""

@@ -281,3 +281,52 @@ def test_annotations_are_left_out_and_names_of_properties_are_kept() -> None:
     prepared = prepare_schema(json.dumps(schema), strict=True)
     del prepared["x-guidance"]
     assert prepared == {"properties": {"title": {}}, "const": {"title": 1}}
+
+
+_DOCUMENT = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "null"}}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+_COMPACT = '{"a":1,"b":[]}'
+_PRETTY = '{\n  "a": 1,\n  "b": [\n\t\tnull\n  ]\n}'
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed", "refused"),
+    [
+        (
+            {},
+            [_COMPACT, _PRETTY, '{ "a" : 1 , "b" : [ ] }', '{\r\n\r\n"a":1,"b":[]}'],
+            ['{  "a":1,"b":[]}', '{\n\n\n"a":1,"b":[]}', '{"a":\n' + " " * 21, '{"a": \n'],
+        ),
+        ({"disable_any_whitespace": True}, [_COMPACT], ['{"a": 1', '{\n"a"']),
+        ({"whitespace_pattern": "[ ]?"}, [_COMPACT, '{ "a": 1, "b": []}'], ["{  ", "{\n"]),
+        ({"whitespace_pattern": r"[ \n\t]{1,30}"}, [_COMPACT, _PRETTY], ["{" + " " * 31]),
+    ],
+)
+@pytest.mark.parametrize("form", ["json", "structural_tag"])
+def test_blanks_between_the_tokens_of_a_document_are_bounded(
+    form: str,
+    options: dict[str, Any],
+    allowed: list[str],
+    refused: list[str],
+    compiler: GrammarCompiler,
+    demo: Tokenizer,
+) -> None:
+    tag = {"format": {"type": "json_schema", "json_schema": _DOCUMENT}}
+    asked: dict[str, Any] = {form: _DOCUMENT if form == "json" else tag}
+    start = compiler.compile(spec(**asked, **options)).result()
+    for text in allowed:
+        assert follows(start, text, demo) == (True, True), text
+    for text in refused:
+        assert not follows(start, text, demo)[0], text
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?=a)"])
+def test_a_whitespace_pattern_that_is_no_regular_expression_is_refused(
+    pattern: str, compiler: GrammarCompiler
+) -> None:
+    with pytest.raises(GrammarTextError, match="whitespace_pattern: is no regular expression"):
+        compiler.compile(spec(json=_DOCUMENT, whitespace_pattern=pattern)).result()

@@ -119,6 +119,34 @@ def test_options() -> None:
     assert loose["structured_outputs"].strict is False
 
 
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"json": SCHEMA}}, None),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}}, " ?"),
+        ({"structured_outputs": {"json_object": True, "whitespace_pattern": "\t*"}}, "\t*"),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, ""),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": False}}, None),
+        ({"structured_outputs": {"structural_tag": TAGS, "disable_any_whitespace": True}}, ""),
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": False}}, None),
+        ({"guided_json": SCHEMA, "guided_whitespace_pattern": " ?"}, " ?"),
+        ({"guided_json": SCHEMA, "guided_whitespace_pattern": None}, None),
+        (
+            {"response_format": {"type": "json_object"}, "guided_whitespace_pattern": "[ ]"},
+            "[ ]",
+        ),
+        ({"guided_decoding": {"json": SCHEMA, "whitespace_pattern": " "}}, " "),
+    ],
+)
+def test_merged_whitespace_is_that_of_the_spec(fields: dict[str, Any], pattern: str | None) -> None:
+    spec = merged(fields)["structured_outputs"]
+    assert spec.whitespace_pattern == pattern
+    assert parse_structured_outputs(spec.model_dump()) == spec
+    assert (spec.key == spec.model_copy(update={"whitespace_pattern": None}).key) == (
+        pattern is None
+    )
+
+
 def test_the_same_may_be_asked_for_in_two_forms() -> None:
     """Guidance's client for vLLM sends the older form and the newer one."""
     both = {"guided_grammar": "start: A", "structured_outputs": {"grammar": "start: A"}}
@@ -155,6 +183,45 @@ def test_the_same_may_be_asked_for_in_two_forms() -> None:
         ({"structured_outputs": {"json_object": 3}}, "must be true or false"),
         ({"structured_outputs": {"json": {}, "strict": []}}, "^structured_outputs.strict: "),
         ({"structured_outputs": "{"}, "structured_outputs: is not valid JSON"),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": 5}},
+            "^structured_outputs.whitespace_pattern: Input should be a valid string",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "disable_any_whitespace": "yes"}},
+            "^structured_outputs.disable_any_whitespace: must be true or false",
+        ),
+        (
+            {
+                "structured_outputs": {
+                    "json": {},
+                    "disable_any_whitespace": True,
+                    "whitespace_pattern": " ",
+                }
+            },
+            "give it or whitespace_pattern, not both",
+        ),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "^structured_outputs.whitespace_pattern: is for json",
+        ),
+        (
+            {"structured_outputs": {"choice": ["a"], "disable_any_whitespace": True}},
+            "^structured_outputs.disable_any_whitespace: is for json",
+        ),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern: needs guided_json"),
+        (
+            {"guided_regex": "a", "guided_whitespace_pattern": " "},
+            "guided_whitespace_pattern: is for JSON, not for guided_regex",
+        ),
+        (
+            {"guided_json": {}, "guided_whitespace_pattern": 5},
+            "guided_whitespace_pattern: must be a string",
+        ),
+        (
+            {"guided_json": {}, "guided_whitespace_pattern": " " * 2000},
+            "guided_whitespace_pattern: has 2000 characters",
+        ),
         ({"guided_regex": "\ud800"}, "^guided_regex: .*(unicode|Unicode)"),
         ({"guided_json": {"const": "\ud800"}}, "^guided_json: .*(unicode|Unicode)"),
         ({"structured_outputs": "[" * 10**5}, "structured_outputs: is nested too deeply"),
