@@ -228,7 +228,11 @@ class Request:
         try:
             for asked in self.processors:
                 asked.check()
-            is_over = self.grammar is not None and ended != "stop" and self.grammar.take(token_id)
+            is_over = False
+            if self.grammar is not None and ended == "stop":
+                self.grammar.check_stop(token_id)
+            elif self.grammar is not None:
+                is_over = self.grammar.take(token_id)
             self.finish = self._finish_with(token_id, "length" if is_over else ended)
             if is_over and self.finish == Finish("length"):
                 self.finish = Finish("stop")

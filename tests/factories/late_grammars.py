@@ -27,6 +27,9 @@ class FollowedGrammar:
         self._ahead = None
         return False
 
+    def check_stop(self, token_id: int) -> None:
+        pass
+
     def forced(self) -> list[int]:
         return []
 

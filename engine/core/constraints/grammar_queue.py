@@ -133,7 +133,9 @@ class GrammarQueue:
     def _start(self, uid: int, compiled: Future[LLMatcher]) -> None:
         start, shared = compiled.result(), self._budgets.setdefault(compiled, HostBudget())
         for request in self._scheduler.unfinished[uid].values():
-            request.grammar = SequenceGrammar(start, self._num_ids, shared=shared)
+            request.grammar = SequenceGrammar(
+                start, self._num_ids, shared=shared, text_ends=self._compiler.text_ends
+            )
         self._scheduler.waiting.release(uid)
 
 

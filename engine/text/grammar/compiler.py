@@ -17,7 +17,7 @@ from engine.fair_executor import FairExecutor
 from engine.text.grammar.sandbox import Sandbox
 from engine.text.grammar.spec import GrammarSpec, GrammarTextError
 from engine.text.grammar.trial import described, limits_of
-from engine.text.grammar.vocabulary import Vocabulary
+from engine.text.grammar.vocabulary import TextEnds, Vocabulary
 
 _MAX_KEPT = 64
 _NICENESS = 10  # of the threads, and of the processes that they start
@@ -40,6 +40,9 @@ class GrammarCompiler:
     Small ones are compiled beside one that may take long, in a second thread with a sandbox of its
     own. Neither threads nor processes are started before the first grammar, or the first that may
     take long.
+
+    Attributes:
+        text_ends: of the vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -49,6 +52,9 @@ class GrammarCompiler:
             self._tokenizer = vocabulary.ll_tokenizer()
         except UnsupportedError as error:  # of the requests, not of the engine
             self._tokenizer = error
+        self.text_ends: TextEnds | None = None
+        if isinstance(self._tokenizer, LLTokenizer):
+            self.text_ends = vocabulary.text_ends(self._tokenizer)
         self._vocabulary = vocabulary
         self._sandboxes: dict[int, Sandbox] = {}  # by thread
         self._executor = FairExecutor(

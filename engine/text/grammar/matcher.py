@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +17,12 @@ from engine.errors import RequestError
 from engine.text.grammar.host_budget import HostBudget
 from engine.text.grammar.spec import GrammarTextError
 from engine.text.grammar.trial import described, forced_tokens
+from engine.text.grammar.vocabulary import TextEnds
 
 _WORD_BITS = 32
 _MAX_AHEAD = 4096  # tokens that are taken before the sequence has them
 _NO_TOKEN = 2**31 - 1
+_NOTHING_LEFT = "no token of it is left, with what else the request allows"
 
 
 class _Ahead(NamedTuple):
@@ -55,6 +58,7 @@ class SequenceGrammar:
         num_ids: int,
         *,
         shared: HostBudget | None = None,
+        text_ends: TextEnds | None = None,
         clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """Begin at `start`, which is not changed and whose mask has been computed.
@@ -63,6 +67,7 @@ class SequenceGrammar:
             start: the compiled grammar.
             num_ids: that of its `Vocabulary`.
             shared: None: there are no other sequences.
+            text_ends: those of the `Vocabulary`.
             clock: CPU seconds of the calling thread.
         """
         self.matcher = start.deep_copy()
@@ -71,6 +76,7 @@ class SequenceGrammar:
         self.shared = shared or HostBudget()
         self.fault: Exception | None = None
         self._clock = clock
+        self._text_ends = text_ends
         self._advancing = threading.Lock()
         self._idle: LLMatcher | None = None  # see `_consume`
         self._ahead: deque[_Ahead] = deque()
@@ -127,6 +133,20 @@ class SequenceGrammar:
             self._mask = self._next_mask
         return taken.is_over
 
+    def check_stop(self, token_id: int) -> None:
+        """Check a token that has ended the sequence, and is not taken.
+
+        Raises:
+            RequestError: the grammar does not allow it, because it allows nothing that could come.
+        """
+        if self._ahead and self._ahead[0].is_forced:
+            is_allowed = token_id == self._ahead[0].token_id
+        else:
+            word, bit = divmod(token_id, _WORD_BITS)
+            is_allowed = bool(int(self._mask.view(np.uint32)[word]) >> bit & 1)
+        if not is_allowed:
+            raise self.fault or _cannot_follow(_NOTHING_LEFT)
+
     def forced(self) -> list[int]:
         """Return the only tokens that can follow, as many as are known; they are not taken yet.
 
@@ -164,13 +184,13 @@ class SequenceGrammar:
         if self.matcher.is_error():
             raise GrammarTextError(described(self.matcher.get_error()))
         if not self._consume(token_id, executor):
-            raise GrammarTextError("no token of it is left, with what else the request allows")
+            raise GrammarTextError(_NOTHING_LEFT)
         taken.append(_Ahead(token_id, self.matcher.is_stopped(), is_forced=False))
         if taken[0].is_over:
             return
         # The mask first: it finds what must follow without the interpreter's lock.
         self._next_mask = self._computed()
-        for forced in forced_tokens(self.matcher)[:_MAX_AHEAD]:
+        for forced in self._forced_tokens():
             if not self._consume(forced, executor):
                 raise GrammarTextError(described(self.matcher.get_error()))
             taken.append(_Ahead(forced, self.matcher.is_stopped(), is_forced=True))
@@ -183,7 +203,17 @@ class SequenceGrammar:
         self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self.matcher.is_error():
             mask[:] = 0
+        elif self._text_ends is not None:
+            self._text_ends.forbid(mask, self.matcher)
         return mask
+
+    def _forced_tokens(self) -> list[int]:
+        """Return the only tokens that can follow, up to one that would end the sequence."""
+        forced = forced_tokens(self.matcher)[:_MAX_AHEAD]
+        if self._text_ends is not None:
+            ends = self._text_ends.token_ids
+            forced = [*takewhile(lambda token_id: token_id not in ends, forced)]
+        return forced
 
     def _consume(self, token_id: int, executor: LLExecutor | None) -> bool:
         if executor is None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 
-from llguidance import LLTokenizer
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
 
 from engine.errors import UnsupportedError
 from engine.text.tokenizer import Tokenizer
@@ -58,6 +61,11 @@ class Vocabulary:
                 f"structured_outputs: not supported with this checkpoint's tokenizer: {error}"
             ) from None
 
+    def text_ends(self, tokenizer: LLTokenizer) -> TextEnds | None:
+        """Return the tokens that end a sequence and are text for llguidance; None: none is."""
+        ends = [i for i in self.eos_token_ids if not tokenizer.is_special_token(i)]
+        return TextEnds(tokenizer, ends) if ends else None
+
     def special_tokens(self, tokenizer: LLTokenizer) -> dict[str, int]:
         """Return the added tokens that are no text for llguidance: grammars name them by id.
 
@@ -68,3 +76,50 @@ class Vocabulary:
             for text, token_id in self.added_tokens.items()
             if tokenizer.is_special_token(token_id)
         }
+
+
+class TextEnds:
+    """Tokens that end a sequence and are also ordinary text: they never stand for that text.
+
+    llguidance allows them as both. Where the text may not end yet, a sequence that drew one would
+    end in the middle.
+    """
+
+    def __init__(self, tokenizer: LLTokenizer, token_ids: Collection[int]) -> None:
+        """`token_ids` are those of `tokenizer`."""
+        self.token_ids = frozenset(token_ids)
+        self._tokenizer = tokenizer
+        bits = np.zeros(-(-tokenizer.vocab_size // 32) * 32, dtype=np.uint8)
+        bits[[*token_ids]] = 1
+        self._mask = np.packbits(bits, bitorder="little").view(np.int32)
+
+    def forbid(self, mask: NDArray[np.int32], matcher: LLMatcher) -> None:
+        """Leave them out of the `mask` of `matcher`, unless the text may end here.
+
+        Where llguidance allows the one token alone that it would tokenise the text to, other tokens
+        of the same text take its place.
+        """
+        if matcher.is_accepting() or not (mask & self._mask).any():
+            return
+        mask &= ~self._mask
+        if mask.any():
+            return
+        text = matcher.compute_ff_bytes()
+        for size in range(1, min(len(text), self._longest) + 1):
+            if (token_id := self._by_text.get(text[:size])) is not None:
+                mask.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
+
+    @cached_property
+    def _by_text(self) -> dict[bytes, int]:
+        """The other tokens by what they stand for."""
+        tokens, others = self._tokenizer, range(self._tokenizer.vocab_size)
+        return {
+            text: token_id
+            for token_id in others
+            if token_id not in self.token_ids and not tokens.is_special_token(token_id)
+            if (text := tokens.decode_bytes([token_id]))
+        }
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._by_text), default=0)
