@@ -160,8 +160,8 @@ class Beam(Request):
     def add_settled_logprobs(self, last: BeamToken) -> None:
         """Add the log-probabilities of the tokens up to `last`, if they are asked for."""
         self.output.cumulative_logprob = float(last.score)
-        found = [token.logprobs for token in last.path() if token.logprobs is not None]
-        self.output.logprobs = found[self.num_released_tokens :]
+        found = last.path(self.num_released_tokens)
+        self.output.logprobs = [each.logprobs for each in found if each.logprobs is not None]
 
     def _hand_over(self, last: BeamToken) -> None:
         """Replace the output by that which ends with `last`."""

@@ -35,11 +35,11 @@ class BeamToken:
     length: int
     logprobs: TokenLogprobs | None
 
-    def path(self) -> list[BeamToken]:
-        """Return the tokens from the root on, without the root."""
+    def path(self, start: int = 0) -> list[BeamToken]:
+        """Return the tokens from the root on, without the root and the first `start` ones."""
         found: list[BeamToken] = []
         token = self
-        while token.parent is not None:
+        while token.parent is not None and token.length > start:
             found.append(token)
             token = token.parent
         return found[::-1]
@@ -92,6 +92,9 @@ class BeamSearch:
         self.live = [BeamToken(None, -1, np.float32(0), 0, None)]
         self.finished: list[Hypothesis] = []
         self.settled = self.live[0]
+        # Of the tokens from `settled` on, those that follow in a live beam or the best hypothesis.
+        self._children: dict[BeamToken, set[BeamToken]] = {}
+        self._ends = {self.live[0]}  # the last tokens of these
         self._max_tokens = max_tokens
         self._min_tokens = min_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
@@ -184,8 +187,22 @@ class BeamSearch:
 
         A hypothesis that is not the best one never becomes it.
         """
-        ends = {*self.live, *(each.last for each in self.finished[:1])}
-        while len(ends) > 1:
-            longest = max(token.length for token in ends)
-            ends = {(token.length == longest and token.parent) or token for token in ends}
-        self.settled = ends.pop() if ends else self.settled
+        before, self._ends = self._ends, {*self.live, *(each.last for each in self.finished[:1])}
+        for token in self._ends - before:
+            assert token.parent is not None
+            self._children.setdefault(token.parent, set()).add(token)
+        for token in before - self._ends:
+            self._drop(token)
+        while len(children := self._children.get(self.settled, ())) == 1:
+            del self._children[self.settled]
+            self.settled = next(iter(children))
+
+    def _drop(self, token: BeamToken) -> None:
+        """Forget what nobody continues any more; each token is forgotten once."""
+        while token is not self.settled and token not in self._children:
+            assert token.parent is not None
+            self._children[token.parent].discard(token)
+            token = token.parent
+            if self._children[token]:
+                break
+            del self._children[token]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from engine.core.beams.beam_search import BeamSearch, EarlyStopping
+from engine.core.beams.beam_search import BeamSearch, BeamToken, EarlyStopping
 from engine.protocol.messages import TokenLogprobs
 
 VOCAB = 12
@@ -48,6 +49,15 @@ class Table(PreTrainedModel, GenerationMixin):
         return TokenLogprobs([0, *top.indices.tolist()], [0.0, *top.values.tolist()], ranks)
 
 
+def common(found: BeamSearch) -> BeamToken:
+    """Return the last token that the live beams and the best hypothesis share, by their paths."""
+    ends = {*found.live, *(each.last for each in found.finished[:1])}
+    while len(ends) > 1:
+        longest = max(token.length for token in ends)
+        ends = {(token.length == longest and token.parent) or token for token in ends}
+    return ends.pop() if ends else found.settled
+
+
 def search(table: Table, width: int, *, min_tokens: int = 0, **rules: Any) -> BeamSearch:
     """Search until it is over; whatever is settled must stay."""
     found = BeamSearch(width, min_tokens=min_tokens, num_logprobs=0, **rules)
@@ -60,6 +70,7 @@ def search(table: Table, width: int, *, min_tokens: int = 0, **rules: Any) -> Be
         parents = found.advance([table.candidates(place, last, count, forbidden) for last in lasts])
         assert len(parents) == len(found.live)
         settled = [token.token_id for token in found.settled.path()]
+        assert found.settled is common(found)
         for beam in found.live:
             assert [token.token_id for token in beam.path()][: len(settled)] == settled
     best = [token.token_id for token in found.finished[0].last.path()]
@@ -157,3 +168,19 @@ def test_a_tree_of_many_tokens_is_freed_without_recursion() -> None:
     for _ in range(50_000):
         found.advance([TokenLogprobs([0, 3], [0.0, -1.0], [1, 1])])
     del found
+
+
+def test_advance_costs_the_same_however_long_the_beams_are() -> None:
+    """Beams that share nothing: their paths were compared up to the prompt, 10 ms at 4,000."""
+    width, costs = 16, []
+    found = BeamSearch(width, max_tokens=10_000)
+    for _ in range(4_000):
+        # The first token divides the beams, and each then goes on with its own.
+        likely = -1.0 if found.live[0].parent is None else -50.0
+        candidates = TokenLogprobs([0, *range(20)], [0.0, -0.01, *[likely] * 19], [1] * 21)
+        began = time.process_time()
+        found.advance([candidates] * len(found.live))
+        costs.append(time.process_time() - began)
+    assert len(found.live) == width
+    assert found.settled.length == 0
+    assert np.median(costs[-200:]) < 4 * np.median(costs[50:250])
