@@ -301,7 +301,7 @@ def test_deep_schema_is_refused_by_name(depth: int) -> None:
     schema: dict[str, Any] = {"type": ["integer", "null"]}
     for _ in range(depth):
         schema = {"type": "array", "items": schema}
-    given = parse(tools=[function("f", parameters=parameters(x=schema))])
+    given = ChatParameters.of({"tools": [function("f", parameters=parameters(x=schema))]})
     tokenizer = taking_tools(
         "{% for x in tools[0].function.parameters.properties.values() %}{{ x.y.z }}{% endfor %}"
     )

@@ -314,7 +314,7 @@ ONE_BY_ONE = (  # as Qwen3-Coder's
 
 def prompt_with(written: str, *arguments: Any) -> str:
     """Return the prompt of a template that writes calls so."""
-    loops = "{% for m in messages %}<{{ m.role }}>{% for c in m.tool_calls %}"
+    loops = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls %}"
     tokenizer = tokenizer_with(f"{loops}{written}{{% endfor %}}{{% endfor %}}")
     calls = [
         {"id": ID, "type": "function", "function": {"name": "f", "arguments": each}}
@@ -360,8 +360,8 @@ def test_any_text_for_arguments_is_rendered(texts: list[str]) -> None:
     ],
 )
 def test_templates_of_arguments_one_by_one_get_what_is_readable(text: str, parameters: str) -> None:
-    assert prompt_with(ONE_BY_ONE, text) == f"<user><assistant>{parameters}<tool>"
+    assert prompt_with(ONE_BY_ONE, text) == f"<user>hi<assistant>{parameters}<tool>3"
 
 
 def test_templates_without_calls_take_broken_ones() -> None:
-    assert prompt_with("{{ c.function.name }}", '{"a') == "<user><assistant>f<tool>"
+    assert prompt_with("{{ c.function.name }}", '{"a') == "<user>hi<assistant>f<tool>3"
