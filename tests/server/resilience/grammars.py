@@ -2,11 +2,11 @@
 
     python -m tests.server.resilience.grammars --seconds 60
 
-Four times as long, plain streams run: alone; beside clients that call a tool of sets of 100 KB, of
-which each is new to the server; beside clients that send grammars with faults in them; and beside
-clients whose grammars leave no choice for thousands of tokens. The weights are random, and the
-temperature of all that is structured is 1.5. Each document that was not cut off is validated; no
-stream may wait for a second.
+Five times as long, plain streams run: alone; beside clients that call a tool of sets of 100 KB, of
+which each is new to the server; beside clients that send grammars with faults in them; beside
+clients whose grammars leave no choice for thousands of tokens; beside clients whose grammars are
+ambiguous. The weights are random, and the temperature of all that is structured is 1.5. Each
+document that was not cut off is validated; no stream may wait for a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from engine.bench.tool_sets import ToolSets, calls_schema
 from engine.launch.server import TritonServer
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.server.resilience import report
-from tests.server.resilience.fuzzing.grammars import forcing, mutated
+from tests.server.resilience.fuzzing.grammars import ambiguous, forcing, mutated
 from tests.server.resilience.observe import not_idle
 from tests.server.resilience.service import serving
 
@@ -93,6 +93,16 @@ async def send_forcing(client: AsyncTridentClient, seed: int, end: float) -> Ans
     return await send(client, forcing, seed, end)
 
 
+async def send_ambiguous(client: AsyncTridentClient, seed: int, end: float) -> Answers:
+    """Send grammars whose masks cost more with each token; the same."""
+    [z] = byte_level_tokenizer().encode("z", add_special_tokens=False)
+
+    def make(rng: random.Random) -> dict[str, Any]:
+        return {**ambiguous(rng), "logit_bias": {z: 20.0}}
+
+    return await send(client, make, seed, end)
+
+
 async def send(client: AsyncTridentClient, make: Make, seed: int, end: float) -> Answers:
     """Send what `make` returns, one after the other."""
     rng, answers = random.Random(seed), Answers()
@@ -112,6 +122,7 @@ LOADS = {
     "100 KB of tools": call_tools,
     "faulty grammars": send_mutants,
     "no choice": send_forcing,
+    "ambiguous grammars": send_ambiguous,
 }
 
 

@@ -20,7 +20,7 @@ _RIGHT: dict[str, list[str]] = {
     "structural_tag": [json.dumps(calls_tag(_TOOLS[:1]))],
 }
 # What leaves no choice for long, behind what the trial of a grammar does not reach.
-_LEAD = "[a-z]{300}[0-9]"
+_LEAD = "[a-z]{400}[0-9]"
 _LITERALS = " ".join([json.dumps("9" * 1000)] * 30)
 _BYTES = 16_000
 _FORCING: list[tuple[str, str]] = [
@@ -29,11 +29,17 @@ _FORCING: list[tuple[str, str]] = [
     ("regex", f"{_LEAD}(b ){{{_BYTES // 2}}}"),
     ("regex", f"{_LEAD}((b ){{300}}){{100}}"),
     ("choice", json.dumps(["a" * _BYTES, "a" * (_BYTES - 1) + "b"])),
-    ("grammar", f'root ::= [a-z]{{300}} [0-9] ("b "){{{_BYTES // 2}}}'),
+    ("grammar", f'root ::= [a-z]{{400}} [0-9] ("b "){{{_BYTES // 2}}}'),
     ("grammar", f"start: /{_LEAD}/ {_LITERALS}"),
     ("grammar", f"start: /{_LEAD}/ {_LITERALS} {_LITERALS} {_LITERALS}"),  # too much
     ("grammar", f'start: /{_LEAD}/ r{{30000}}\nr: "b "'),  # too much
     ("grammar", f'start: /{_LEAD}/ r\nr: "b " r'),  # without an end
+]
+# Each text has very many parses; most draws, as those of the trial, end at once.
+_AMBIGUOUS = [
+    "s: s s s | s s | /[a-z ]/",
+    "s: s s | c\nc: /[a-z]/",
+    's: "(" s* ")" | c | s s\nc: /[a-z]/',
 ]
 _PIECES = '()[]{}|*+?"\\/:=#~&^$.,0\n\u00e9\x00'
 
@@ -51,6 +57,13 @@ def forcing(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.3:
         fields["logprobs"] = 1  # then nothing is taken without a step
     return {"structured_outputs": {kind: text}, **fields}
+
+
+def ambiguous(rng: random.Random) -> dict[str, Any]:
+    """Return a grammar whose masks cost more with each token, for several sequences."""
+    text = f'start: /[A-Z0-9]/ | "z" s\n{rng.choice(_AMBIGUOUS)}'
+    fields: dict[str, Any] = {"min_tokens": 150, "max_tokens": 300, "n": rng.choice([1, 8, 24])}
+    return {"structured_outputs": {"grammar": text}, **fields}
 
 
 def mutated(rng: random.Random) -> dict[str, Any]:
