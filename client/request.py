@@ -121,6 +121,8 @@ def completion(
         "return_num_cached_tokens": True,
     }
     outputs: tuple[str, ...] = COMPLETION_OUTPUTS
+    if sampling.get("logprobs") is not None:
+        flags["return_logprobs"] = True
     if sampling.get("stop"):
         flags["return_stop_reason"] = True
         outputs += ("stop_reason",)

@@ -54,6 +54,12 @@ class TestGenerate:
             }
         ]
 
+    def test_logprobs_ask_for_their_output(self, triton: FakeTriton, generate: Generate) -> None:
+        triton.pieces = HELLO
+        generate(triton.url, "a", logprobs=0)
+        generate(triton.url, "a")
+        assert [each.get("return_logprobs") for each in triton.requests] == [True, None]
+
     def test_sends_messages_as_json(self, triton: FakeTriton, generate: Generate) -> None:
         triton.pieces = HELLO
         generate(triton.url, messages=[{"role": "user", "content": "ü"}])

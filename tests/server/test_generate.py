@@ -88,7 +88,9 @@ def test_the_finish_reason_of_a_stream_is_none_until_the_end(caller: Caller) -> 
 
 def test_logprobs(caller: Caller) -> None:
     parameters = json.dumps({"logprobs": 2, "max_tokens": "4", "temperature": "0"})
-    responses = caller.collect(text_input=PROMPT, sampling_parameters=parameters, stream=True)
+    responses = caller.collect(
+        text_input=PROMPT, sampling_parameters=parameters, stream=True, return_logprobs=True
+    )
     positions = [p for r in responses for p in json.loads(r["logprobs"][0])]
     assert len(positions) == 4
     for position in positions:

@@ -138,6 +138,19 @@ def test_its_optional_outputs_are_vllm_backends(vllm_server: TritonServer) -> No
     assert parts[-1]["cumulative_logprob"] == pytest.approx(result["cumulative_logprob"])
 
 
+@pytest.mark.parametrize("return_logprobs", [None, False])
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_not_asked_for_are_not_sent(
+    vllm_server: TritonServer, stream: bool, return_logprobs: bool | None
+) -> None:
+    flags = {} if return_logprobs is None else {"return_logprobs": return_logprobs}
+    parameters = {**GREEDY, "logprobs": "2"}
+    url = vllm_server.grpc_url
+    (parts,) = vllm_client.run(url, MODEL, ["Hi"], parameters, stream=stream, **flags).values()
+    assert all(part["logprobs"] is None for part in parts)
+    assert all(part["text_output"] is not None for part in parts)
+
+
 def test_logprobs_are_null_without_the_parameter(vllm_server: TritonServer) -> None:
     url = vllm_server.grpc_url
     ((result,),) = vllm_client.run(url, MODEL, ["Hi"], GREEDY, **RETURN_ALL).values()

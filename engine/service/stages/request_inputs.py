@@ -157,7 +157,7 @@ def parse_inputs(
             outputs.append(NULL_LOGPROBS)
         if {"cum_log_probs", "cumulative_logprob"} & set(outputs):
             fields["logprobs"] = 0  # the chosen token's
-    elif return_logprobs is not False:
+    elif return_logprobs:
         outputs.append("logprobs")
     _check_at_least("pad_id", inputs.integer("pad_id"), 0)  # without effect: nothing is padded
     return RequestInputs(

@@ -128,7 +128,7 @@ def test_flags_ask_for_outputs() -> None:
     assert inputs.outputs == ("cum_log_probs", "output_log_probs", "finish_reason")
     assert inputs.fields == {"logprobs": 0}
     inputs = parse({"logprobs": 3}, return_log_probs=flag(True), return_finish_reason=flag(False))
-    assert inputs.outputs == ("cum_log_probs", "output_log_probs", "logprobs")
+    assert inputs.outputs == ("cum_log_probs", "output_log_probs")
     assert inputs.fields == {"logprobs": 3}
 
 
@@ -136,7 +136,7 @@ def test_flags_ask_for_outputs() -> None:
     ("return_logprobs", "logprobs", "outputs"),
     [
         (None, None, ()),
-        (None, 2, ("logprobs",)),
+        (None, 2, ()),  # unset is false there
         (True, 2, ("logprobs",)),
         (True, 0, ("logprobs",)),
         (True, None, ("null_logprobs",)),  # vllm_backend answers "null"
