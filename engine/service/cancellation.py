@@ -1,7 +1,7 @@
-"""Polls requests made to the model `engine` itself for cancellation.
+"""Polls requests for cancellation, which Triton reports only when asked.
 
-Triton reports a cancellation only on request. Requests of the ensemble are cancelled through
-the detokenizer: see `engine.service.link`.
+For requests to the model `engine` itself, and for those that are answered once. Requests of the
+ensemble are cancelled through the detokenizer: see `engine.service.link`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ from collections.abc import Callable
 
 log = logging.getLogger("trident.cancellation")
 
-POLL_INTERVAL_S = 0.05
+# Each check is a round trip between a stub and the server: of all requests together there are so
+# many per second, of each one within these limits.
+_CHECKS_PER_S = 200  # of 0.16 ms each
+_LEAST_INTERVAL_S = 0.05
+_MOST_INTERVAL_S = 2.0
 
 OnCancel = Callable[[int], None]
 
 
-class CancelPoller:
-    """Asks each watched request every `POLL_INTERVAL_S` whether it was cancelled.
+def check_interval_s(num_requests: int) -> float:
+    """Return the seconds between two checks of each of `num_requests`."""
+    return min(max(num_requests / _CHECKS_PER_S, _LEAST_INTERVAL_S), _MOST_INTERVAL_S)
 
-    Each check is an inter-process round trip of up to 0.1 ms, too expensive per token.
-    """
+
+class CancelPoller:
+    """Asks each watched request every `check_interval_s` whether it was cancelled."""
 
     def __init__(self, on_cancel: OnCancel) -> None:
         self._on_cancel = on_cancel
@@ -50,7 +56,7 @@ class CancelPoller:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while not self._stopped.wait(POLL_INTERVAL_S):
+        while not self._stopped.wait(check_interval_s(len(self._watched))):
             with self._lock:
                 uids = list(self._watched)
             for uid in uids:

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from engine.errors import RequestCancelledError, TridentError
 from engine.protocol.messages import Chunk, DetokenizerInput
+from engine.service.cancellation import check_interval_s
 from engine.service.outputs import Array
 from engine.service.stub.window import Window
 from engine.service.triton import FINAL, Stage, send
@@ -24,11 +25,6 @@ from engine.validation.limits import shown
 TensorsOf = Callable[[list[Chunk]], dict[str, Array]]
 
 _ENCODER = msgspec.msgpack.Encoder()
-# A check for cancellation is a round trip between the detokenizer and the server: of all requests
-# of the ensemble together there are so many per second, of each one within these limits.
-_CANCEL_CHECKS_PER_S = 200  # of 0.16 ms each, which the detokenizer waits for
-_LEAST_CHECK_INTERVAL_S = 0.05
-_MOST_CHECK_INTERVAL_S = 2.0
 
 
 class EnsembleSink:
@@ -70,7 +66,7 @@ class EnsembleSink:
         now = time.monotonic()
         check = now >= self._next_check
         if check:
-            self._next_check = now + self._check_interval_s()
+            self._next_check = now + check_interval_s(self._num_in_flight())
         message = structs.replace(
             self._template,
             chunks=chunks,
@@ -99,10 +95,6 @@ class EnsembleSink:
         data = self._seal(_ENCODER.encode(message))
         tensors["detokenizer_input"] = np.frombuffer(data, dtype=np.uint8)
         send_response(self._stage, self._sender, tensors, last=message.last)
-
-    def _check_interval_s(self) -> float:
-        interval_s = self._num_in_flight() / _CANCEL_CHECKS_PER_S
-        return min(max(interval_s, _LEAST_CHECK_INTERVAL_S), _MOST_CHECK_INTERVAL_S)
 
 
 class ClientSink:

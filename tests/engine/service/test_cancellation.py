@@ -2,7 +2,9 @@ import queue
 import threading
 import time
 
-from engine.service.cancellation import CancelPoller
+import pytest
+
+from engine.service.cancellation import CancelPoller, check_interval_s
 
 
 def test_the_poller_asks_until_told_not_to() -> None:
@@ -53,3 +55,11 @@ def test_no_question_is_asked_once_a_request_is_forgotten() -> None:
     time.sleep(0.25)
     assert len(asked_late) == num_asked
     poller.close()
+
+
+@pytest.mark.parametrize("num_requests", [0, 1, 10, 100, 256, 4096])
+def test_check_interval_many_requests_bounds_the_checks_of_all(num_requests: int) -> None:
+    """4,096 requests every 50 ms would be 82,000 round trips per second."""
+    interval_s = check_interval_s(num_requests)
+    assert 0.05 <= interval_s <= 2.0
+    assert num_requests / interval_s <= 200 or interval_s == 2.0
