@@ -125,7 +125,7 @@ Length = Annotated[Annotated[Integer, Field(ge=2)] | None, BeforeValidator(_same
 
 
 def _no_stage(value: str) -> str:
-    if value in ("tokenizer", "engine", "detokenizer", ".", ".."):
+    if value in ("tokenizer", "engine", "detokenizer", "tensorrt_llm_bls", ".", ".."):
         raise ValueError("is the name of a stage, or of no model")
     return value
 

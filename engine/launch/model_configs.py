@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ENSEMBLE = "ensemble"  # its folder in the repository, and its name by default
+UNARY = "tensorrt_llm_bls"  # the model that answers plain infer()
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
 
@@ -161,6 +162,12 @@ _ENGINE = """\
 backend: "python"
 """
 
+_UNARY = """\
+# Plain infer(): what the ensemble streams, in one response. The name is that of the model in
+# TensorRT-LLM's repository which takes the ensemble's inputs, and answers once unless decoupled.
+backend: "python"
+"""
+
 _DETOKENIZER = """\
 # Exactly one instance: with several, the responses of a request overtake each other. No dynamic
 # batching, although it would halve this stage's time under load: it drops what was cancelled, which
@@ -208,6 +215,7 @@ def _models(form: Form) -> Iterable[tuple[str, str]]:
         )
         + _ONE_INSTANCE,
     )
+    yield UNARY, _UNARY + size + _tensors(REQUEST, response) + _ONE_INSTANCE
     yield (
         "detokenizer",
         _DETOKENIZER + size + _tensors([DETOKENIZER_INPUT], of_detokenizer) + _ONE_INSTANCE,

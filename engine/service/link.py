@@ -91,7 +91,7 @@ class EngineEnd:
             data, ancillary, _, sender = self._socket.recvmsg(_NEWS_BYTES, _CREDENTIALS_SPACE)
             if not ancillary:  # shut down
                 return
-            if data == _KEY_REQUEST and _is_sibling(ancillary):
+            if data == _KEY_REQUEST and _is_from_sibling(ancillary):
                 with contextlib.suppress(OSError):  # it has gone
                     self._socket.sendto(self._key, sender)
             elif hmac.compare_digest(
@@ -200,16 +200,22 @@ def _ask_for_key(name: bytes) -> bytes:
             key, ancillary, _, _ = asking.recvmsg(_KEY_BYTES, _CREDENTIALS_SPACE)
         except OSError:
             raise ForgedMessageError from None
-    if not _is_sibling(ancillary) or len(key) != _KEY_BYTES:
+    if not _is_from_sibling(ancillary) or len(key) != _KEY_BYTES:
         raise ForgedMessageError
     return key
 
 
-def _is_sibling(ancillary: list[tuple[int, int, bytes]]) -> bool:
+def is_sibling(pid: int, uid: int) -> bool:
+    """Whether a process is this user's, which `uid` must be, and has the same parent as ours."""
+    with contextlib.suppress(psutil.Error, ValueError):
+        return uid == os.getuid() and psutil.Process(pid).ppid() == os.getppid()
+    return False
+
+
+def _is_from_sibling(ancillary: list[tuple[int, int, bytes]]) -> bool:
     """Whether a datagram comes from a process of this user with the same parent as ours."""
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
             pid, uid, _ = _CREDENTIALS.unpack(data)
-            with contextlib.suppress(psutil.Error, ValueError):
-                return uid == os.getuid() and psutil.Process(pid).ppid() == os.getppid()
+            return is_sibling(pid, uid)
     return False

@@ -132,6 +132,8 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
         ("GET", "/v2/models/ensemble"),
         ("GET", "/v2/models/ensemble/ready"),
         ("POST", "/v2/models/ensemble/generate"),
+        ("GET", "/v2/models/tensorrt_llm_bls"),
+        ("POST", "/v2/models/tensorrt_llm_bls/infer"),
     ],
 )
 def test_what_clients_need_gets_through(proxy: Proxy, method: str, path: str) -> None:
@@ -146,6 +148,8 @@ def test_what_clients_need_gets_through(proxy: Proxy, method: str, path: str) ->
         "/v2/logging",
         "/v2/models/engine/generate",
         "/v2/models/detokenizer/infer",
+        "/v2/models/ensemble/infer",
+        "/v2/models/tensorrt_llm_bls/generate_stream",
         "/v2/models/ensemble/generate/../../../logging",
         "/v2/models/ensemble%2f..%2f..%2frepository/index",
         "/metrics",

@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2_grpc
 from client import InvalidRequestError, TridentClient
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch.installation import model_repository
+from engine.launch.model_configs import UNARY
 from engine.launch.security import ADMIN_KEY, HTTP_HEADER
 from engine.launch.server import TritonServer
 from tests.server import vllm_client
@@ -42,7 +43,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def vllm_server(repository: Path) -> Iterator[TritonServer]:
     arguments = ["--model-config-name=vllm", "--disable-auto-complete-config"]
-    arguments += ["--model-control-mode=explicit", f"--load-model={MODEL}"]
+    arguments += ["--model-control-mode=explicit"]
+    arguments += [f"--load-model={MODEL}", f"--load-model={UNARY}"]
     environ = {**os.environ, ADMIN_KEY: KEY}
     settings = {"dtype": "float32", "served_model_name": MODEL}
     with TritonServer(
@@ -215,11 +217,32 @@ def stub_processes(server: TritonServer) -> set[int]:
     return {process.pid for process in psutil.Process(server.pid).children()}
 
 
-@pytest.mark.parametrize("stage", ["detokenizer", "engine", "tokenizer"])
+def infer(caller: Caller, prompt: str, **values: int) -> str:
+    """Ask the model that answers once as LiteLLM's route `/infer` does: each shape is [1]."""
+    tensors = [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [prompt]}]
+    for name, value in values.items():
+        tensors.append({"name": name, "shape": [1], "datatype": "INT32", "data": [value]})
+    status, text = caller.post(f"/v2/models/{UNARY}/infer", {"inputs": tensors})
+    assert status == 200, text
+    (output,) = json.loads(text)["outputs"]
+    assert (output["name"], output["shape"]) == ("text_output", [1])
+    return str(output["data"][0])
+
+
+def test_plain_infer_takes_litellms_shapes(vllm_caller: Caller) -> None:
+    inputs = {"text_input": "The capital of France is", "max_tokens": 6}
+    assert (
+        infer(vllm_caller, "The capital of France is", max_tokens=6)
+        == (vllm_caller.one(**inputs)["text_output"][0])
+    )
+
+
+@pytest.mark.parametrize("stage", ["detokenizer", "engine", "tokenizer", UNARY])
 def test_each_stage_can_be_reloaded_alone(
     vllm_caller: Caller, vllm_server: TritonServer, repository: Path, stage: str
 ) -> None:
     before = vllm_caller.one(text_input="Hi", sampling_parameters=sampling(max_tokens=4))
+    infer(vllm_caller, "Hi", max_tokens=4)
     stubs = stub_processes(vllm_server)
     (repository / stage / "1" / "model.py").touch()  # Triton reloads what has changed
     url = f"http://{vllm_server.http_url}/v2/repository/models/{stage}/load"
@@ -233,6 +256,7 @@ def test_each_stage_can_be_reloaded_alone(
         time.sleep(0.1)
     after = vllm_caller.one(text_input="Hi", sampling_parameters=sampling(max_tokens=4))
     assert after == before
+    assert infer(vllm_caller, "Hi", max_tokens=4) == before["text_output"][0]
 
 
 def test_when_the_engine_dies_everybody_hears_of_it(

@@ -48,9 +48,14 @@ class Postprocessor:
         self._sections = SectionReader(self._detokenizer, section_format)
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> Postprocessor:
-        """Load the tokenizer that `config` names; raises `TridentError` if it cannot be loaded."""
-        tokenizer = load_tokenizer(config, resolve_checkpoint(config.model, weights=False))
+    def from_config(cls, config: EngineConfig, tokenizer: Tokenizer | None = None) -> Postprocessor:
+        """Load the tokenizer that `config` names, unless `tokenizer` is it.
+
+        Raises `TridentError` if it cannot be loaded.
+        """
+        tokenizer = tokenizer or load_tokenizer(
+            config, resolve_checkpoint(config.model, weights=False)
+        )
         section_format = SectionFormat(tokenizer, config.reasoning_parser, config.tool_call_parser)
         return cls(tokenizer, section_format)
 

@@ -59,14 +59,18 @@ class Preprocessor:
         self._vocab_size = vocab_size
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> Preprocessor:
-        """Load the tokenizer that `config` names.
+    def from_config(cls, config: EngineConfig, tokenizer: Tokenizer | None = None) -> Preprocessor:
+        """Read what `config` names.
+
+        Args:
+            config: the settings.
+            tokenizer: that of these settings, if it has been loaded.
 
         Raises:
             TridentError: there is no such checkpoint, or its tokenizer or config is broken.
         """
         checkpoint = resolve_checkpoint(config.model, weights=False)
-        tokenizer = load_tokenizer(config, checkpoint)
+        tokenizer = tokenizer or load_tokenizer(config, checkpoint)
         model = read_model_spec(checkpoint, config.hf_overrides)
         defaults = GenerationDefaults.from_checkpoint(
             checkpoint, tokenizer, model.vocab_size, config

@@ -105,6 +105,17 @@ def parse_engine_inputs(
     )
 
 
+def check_stop_id(request_id: str) -> None:
+    """Check the id of a request that stops others.
+
+    Raises:
+        RequestError: it has none, or one that no request can have.
+    """
+    if not request_id:
+        raise RequestError("stop: needs the request id of what to stop as its own")
+    check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
+
+
 def _arrival_time(options: ResponseOptions | None) -> float:
     """Return when the request entered the first stage; now, if that is unknown or cannot be."""
     now = time.monotonic()

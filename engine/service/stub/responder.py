@@ -14,21 +14,25 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from engine.config.engine_config import EngineConfig
-from engine.errors import RequestCancelledError, RequestError
+from engine.errors import RequestCancelledError
 from engine.protocol.messages import Chunk, DetokenizerInput, OutputDetails, ResponseOptions
 from engine.service.cancellation import CancelPoller
 from engine.service.link import EngineEnd
 from engine.service.outputs import chunk_tensors
 from engine.service.stub.engine_client import EngineClient
-from engine.service.stub.engine_inputs import parse_engine_inputs, parse_options
+from engine.service.stub.engine_inputs import (
+    check_stop_id,
+    parse_engine_inputs,
+    parse_options,
+)
 from engine.service.stub.metrics import EngineMetrics
 from engine.service.stub.request_log import log_refusal
 from engine.service.stub.sinks import ClientSink, EnsembleSink, send_error, send_response
 from engine.service.stub.stream import ResponseSink
+from engine.service.stub.unary_server import UnaryServer
 from engine.service.stub.window import Window
 from engine.service.tensors import InputReader, Tensors
 from engine.service.triton import Stage, input_tensors, request_id, request_parameters
-from engine.validation.limits import MAX_REQUEST_ID_CHARACTERS, check_size
 
 
 class Responder:
@@ -45,6 +49,7 @@ class Responder:
         self._window = Window()
         self._link = EngineEnd(self._client.abort, self._client.fail, self._window.arrived)
         self._poller = CancelPoller(self._client.abort)
+        self._unary = UnaryServer(self._client, stage.for_client, self._metrics.request_refused)
 
     @property
     def is_ready(self) -> bool:
@@ -80,6 +85,7 @@ class Responder:
 
     def close(self) -> None:
         """End the engine process."""
+        self._unary.close()
         self._poller.close()
         self._link.close()
         # First: after a reload, the metrics are already those of the next one.
@@ -95,9 +101,7 @@ class Responder:
     def _stop(self, request: Any, tensors: Tensors, sender: Any) -> None:
         """End the requests of the same id early; the request to stop gets an empty answer."""
         name = request_id(request)
-        if not name:
-            raise RequestError("stop: needs the request id of what to stop as its own")
-        check_size("request id", len(name), MAX_REQUEST_ID_CHARACTERS, "characters")
+        check_stop_id(name)
         count = self._client.stop(name)
         self._stage.log.info("stop: ends %d requests of id %r", count, name)
         nothing = Chunk(0, b"", b"", OutputDetails(finish_reason="abort"))

@@ -69,4 +69,4 @@ class Desk:
 
 def _asked(model: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return `inputs` with the options that make answers tell how they finished."""
-    return {**inputs, **({"return_finish_reason": True} if model == "ensemble" else {})}
+    return {**inputs, **({} if model == "engine" else {"return_finish_reason": True})}

@@ -99,6 +99,8 @@ class Load:
             ids = [self._rng.randrange(3, 300) for _ in range(length)]
             return self._desk.grpc({**prompt, "input_ids": ids}, model="engine")
         text = f"{self._rng.random()} {'Some words. 你好 ' * 200}"[:length]
+        if not prompt["stream"] and self._rng.random() < 0.5:
+            return self._desk.grpc({**prompt, "text_input": text}, model="tensorrt_llm_bls")
         send = self._desk.http if self._rng.random() < 0.3 else self._desk.grpc
         return send({**prompt, "text_input": text})
 

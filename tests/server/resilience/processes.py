@@ -13,7 +13,7 @@ import psutil
 _SHARED_MEMORY = Path("/dev/shm")
 _ENGINE_MODULE = "engine.service.process"
 _STUB = "triton_python_backend_stub"
-STAGES = ("tokenizer", "engine", "detokenizer")
+STAGES = ("tokenizer", "engine", "detokenizer", "tensorrt_llm_bls")
 
 
 @dataclass(frozen=True)

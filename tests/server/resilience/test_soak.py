@@ -2,16 +2,19 @@
 
 import asyncio
 import csv
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.launch.model_configs import UNARY
 from engine.launch.server import TritonServer
+from tests.server.caller import Caller
 from tests.server.resilience.gate import Gate
 from tests.server.resilience.observe import until
-from tests.server.resilience.processes import Tree
+from tests.server.resilience.processes import STAGES, Tree
 from tests.server.resilience.soak import soak
 from tests.server.resilience.trend import MIB, Trend, allowed_growth
 
@@ -34,6 +37,8 @@ def test_load_of_every_kind_is_answered_and_leaves_no_descriptor_or_thread(
         return descriptors(resilient) <= before
 
     file = tmp_path / "soak.csv"
+    with closing(Caller(resilient.grpc_url, resilient.http_url, UNARY)) as caller:
+        caller.one(text_input="a", max_tokens=1)  # that model connects for its first request
     before = descriptors(resilient)
     run = soak(
         resilient,
@@ -51,7 +56,7 @@ def test_load_of_every_kind_is_answered_and_leaves_no_descriptor_or_thread(
     assert asyncio.run(until(back_to_normal, 10))
     with file.open(newline="") as opened:
         rows = list(csv.DictReader(opened))
-    processes = {"tritonserver", "tokenizer", "engine", "detokenizer", "engine process"}
+    processes = {"tritonserver", *STAGES, "engine process"}
     assert {row["process"] for row in rows} == processes
     assert all(int(row["rss"]) >= int(row["pss"]) >= int(row["uss"]) > MIB for row in rows)
 

@@ -14,8 +14,9 @@ from tritonclient.grpc import service_pb2
 from engine.protocol.messages import Chunk, DetokenizerInput
 from engine.protocol.token_ids import pack_token_ids
 
-MODELS = ("ensemble", "engine", "tokenizer", "detokenizer")
-TEXT_MODELS = ("ensemble", "tokenizer")
+UNARY = "tensorrt_llm_bls"
+MODELS = ("ensemble", "engine", "tokenizer", "detokenizer", UNARY)
+TEXT_MODELS = ("ensemble", "tokenizer", UNARY)
 
 # Optional inputs of the ensemble, each with a valid value.
 OPTIONAL: Mapping[str, tuple[str, Any]] = {
@@ -48,7 +49,7 @@ _MAX_TOKENS = 8
 
 def request(rng: random.Random, model: str | None = None) -> service_pb2.ModelInferRequest:
     """Return a valid request to one of the models; the detokenizer refuses all but the engine's."""
-    model = model or rng.choices(MODELS, (5, 2, 2, 1))[0]
+    model = model or rng.choices(MODELS, (5, 2, 2, 1, 2))[0]
     message = service_pb2.ModelInferRequest(model_name=model, id=f"fuzz-{rng.randrange(1000)}")
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     if model == "detokenizer":
@@ -66,7 +67,8 @@ def request(rng: random.Random, model: str | None = None) -> service_pb2.ModelIn
         add(message, "text_input", "BYTES", f"Some text 你好 {rng.randrange(100)}")
     add(message, "max_tokens", "INT32", rng.randint(1, _MAX_TOKENS))
     for name in rng.sample(sorted(OPTIONAL), rng.randint(0, 5)):
-        add(message, name, *OPTIONAL[name])
+        if (name, model) != ("stream", UNARY):  # which answers once
+            add(message, name, *OPTIONAL[name])
     return message
 
 

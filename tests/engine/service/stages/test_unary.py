@@ -1,0 +1,137 @@
+"""The stage that answers once, against an engine stub that the test plays."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.config.engine_config import EngineConfig
+from engine.errors import EngineDeadError, RequestError
+from engine.protocol.messages import Chunk, OutputDetails
+from engine.service.channel import Channel
+from engine.service.stages import unary
+from engine.service.stages.unary import UnaryCall, UnaryStage
+from engine.service.tensors import Tensors
+from engine.service.unary_link import (
+    FromEngineStub,
+    ToEngineStub,
+    UnaryAnswer,
+    UnaryCancel,
+    UnaryFailed,
+    UnaryRequest,
+    UnaryStop,
+)
+
+StubChannel = Channel[FromEngineStub, ToEngineStub]
+Answers = queue.Queue[Tensors | Exception]
+
+
+class Stub:
+    """Engine stubs, one for each connection."""
+
+    def __init__(self) -> None:
+        self.channels: queue.Queue[StubChannel] = queue.Queue()
+
+    def connect(self) -> Channel[ToEngineStub, FromEngineStub]:
+        ours, theirs = socket.socketpair()
+        self.channels.put(Channel(ours, ToEngineStub))
+        return Channel(theirs, FromEngineStub)
+
+    def connected(self) -> StubChannel:
+        return self.channels.get(timeout=60)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Stub:
+    stub = Stub()
+    monkeypatch.setattr(unary, "connect", stub.connect)
+    return stub
+
+
+@pytest.fixture
+def stage() -> Iterator[UnaryStage]:
+    stage = UnaryStage(EngineConfig())
+    yield stage
+    stage.close()
+
+
+def call(answers: Answers, *, gone: bool = False, **tensors: np.ndarray) -> UnaryCall:
+    return UnaryCall(tensors, {}, 0, "id", answers.put, lambda: gone)
+
+
+TEXT = np.array([b"The capital of France is"], dtype=object)
+STOP = np.array([True])
+
+
+def test_an_answer_goes_to_its_request(stage: UnaryStage, stub: Stub) -> None:
+    first: Answers = queue.Queue()
+    second: Answers = queue.Queue()
+    stage.submit(call(first, text_input=TEXT, max_tokens=np.array([4])))
+    stage.submit(call(second, stop=STOP))
+    channel = stub.connected()
+    request, stop = channel.receive(), channel.receive()
+    assert isinstance(request, UnaryRequest)
+    assert stop == UnaryStop(request.number + 1, "id")
+    channel.send(UnaryFailed(stop.number, "UNAVAILABLE", "no"))
+    chunk = Chunk(0, b"", b"", OutputDetails(finish_reason="stop"), text_prefix="é")
+    channel.send(UnaryAnswer(request.number, [chunk], 16))
+    answer = first.get(timeout=60)
+    assert not isinstance(answer, Exception)
+    assert answer["text_output"].tolist() == ["é".encode()]
+    error = second.get(timeout=60)
+    assert (getattr(error, "code", None), str(error)) == ("UNAVAILABLE", "no")
+    channel.close()
+
+
+def test_a_lost_engine_stub_ends_its_requests_and_the_next_connects_anew(
+    stage: UnaryStage, stub: Stub
+) -> None:
+    answers: Answers = queue.Queue()
+    stage.submit(call(answers, stop=STOP))
+    stub.connected().close()
+    assert isinstance(answers.get(timeout=60), EngineDeadError)
+    while True:  # the end of a connection may still be unnoticed by the next request
+        stage.submit(call(answers, stop=STOP))
+        try:
+            channel = stub.channels.get(timeout=1)
+            break
+        except queue.Empty:
+            assert isinstance(answers.get(timeout=60), EngineDeadError)
+    assert isinstance(channel.receive(), UnaryStop)
+    channel.close()
+
+
+def test_a_cancelled_request_is_reported(stage: UnaryStage, stub: Stub) -> None:
+    answers: Answers = queue.Queue()
+    stage.submit(call(answers, gone=True, stop=STOP))
+    channel = stub.connected()
+    message = channel.receive()
+    assert isinstance(message, UnaryStop)
+    assert channel.receive() == UnaryCancel(message.number)
+    channel.close()
+
+
+def test_no_engine_stub_is_an_error(stage: UnaryStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Channel[ToEngineStub, FromEngineStub]:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(unary, "connect", refuse)
+    answers: Answers = queue.Queue()
+    stage.submit(call(answers, stop=STOP))
+    assert "the model engine is not loaded" in str(answers.get(timeout=60))
+
+
+def test_a_wrong_request_never_reaches_the_stub(stage: UnaryStage, stub: Stub) -> None:
+    answers: Answers = queue.Queue()
+    stage.submit(call(answers, text_input=TEXT, stream=np.array([True])))
+    stage.submit(replace(call(answers), tensors={}))
+    for text in ("stream: must be false", "text_input: is missing"):
+        error = answers.get(timeout=60)
+        assert isinstance(error, RequestError)
+        assert text in str(error)
+    assert stub.channels.empty()
