@@ -33,19 +33,38 @@ class Tensor:
 
     name: str
     type: str
-    dims: int = 1
+    dims: int | tuple[int, ...] = 1
     optional: bool = False
 
     def line(self) -> str:
         """Return its entry in a configuration."""
-        text = f'name: "{self.name}" data_type: TYPE_{self.type} dims: [ {self.dims} ]'
+        dims = self.dims if isinstance(self.dims, tuple) else (self.dims,)
+        sizes = ", ".join(map(str, dims))
+        text = f'name: "{self.name}" data_type: TYPE_{self.type} dims: [ {sizes} ]'
         return f"  {{ {text}{' optional: true' if self.optional else ''} }}"
 
 
-def _optional(type_: str, *names: str, dims: int = 1) -> list[Tensor]:
+def _optional(type_: str, *names: str, dims: int | tuple[int, ...] = 1) -> list[Tensor]:
     return [Tensor(name, type_, dims, optional=True) for name in names]
 
 
+# What TensorRT-LLM's ensemble and engine both take, and Trident does not: it is refused by
+# `engine.service.sampling_inputs`.
+_REFUSED_TENSORRT_LLM = [
+    *_optional("UINT64", "lora_task_id"),
+    *_optional("FP16", "lora_weights", "prompt_embedding_table", dims=(-1, -1)),
+    *_optional("INT32", "lora_config", dims=(-1, 3)),
+    *_optional("INT32", "prompt_vocab_size"),
+]
+# What TensorRT-LLM's engine names otherwise than its ensemble.
+_ENGINE_NAMES = [
+    *_optional("INT32", "request_output_len", "runtime_top_k"),
+    *_optional("FP32", "runtime_top_p", "len_penalty", "beam_search_diversity_rate"),
+    *_optional("BOOL", "streaming", "return_kv_cache_reuse_stats"),
+]
+
+# The inputs of the ensemble. Each costs tritonserver 2 us per request, sent or not; so
+# it has those that clients send to an ensemble or to vllm_backend's model.
 REQUEST = [
     *_optional("STRING", "text_input", "messages", "chat_parameters"),
     *_optional("INT32", "input_ids", dims=-1),
@@ -69,13 +88,36 @@ REQUEST = [
     *_optional("BOOL", "return_cumulative_logprob", "return_logprobs", "return_sections"),
     *_optional("BOOL", "return_stop_reason"),
     *_optional("BOOL", "return_context_logits", "return_generation_logits"),
-    *_optional("UINT64", "lora_task_id"),
     *_optional("STRING", "guided_decoding_guide_type", "guided_decoding_guide"),
-    *_optional("STRING", "image", dims=-1),
     *_optional("STRING", "embedding_request"),
     *_optional("INT32", "priority"),
     *_optional("UINT64", "timeout"),
     *_optional("BOOL", "stop"),
+    # Of TensorRT-LLM's LLM API.
+    *_optional("INT32", "sampling_param_max_tokens", "sampling_param_top_k"),
+    *_optional("INT32", "sampling_param_best_of"),
+    *_optional("FP32", "sampling_param_temperature", "sampling_param_top_p"),
+    *_optional("FP32", "sampling_param_presence_penalty", "sampling_param_frequency_penalty"),
+    *_optional("UINT64", "sampling_param_seed"),
+    *_optional("STRING", "sampling_param_stop", dims=-1),
+    *_optional("BOOL", "sampling_param_exclude_input_from_output"),
+    *_optional("BOOL", "sampling_param_return_perf_metrics"),
+    *_optional("BOOL", "streaming"),
+    # Those from here on are refused.
+    *_REFUSED_TENSORRT_LLM,
+    *_optional("STRING", "image", "image_url", dims=-1),
+    *_optional("STRING", "decoder_text_input", "lora_name", "lora_path", "lora_ckpt_source"),
+    *_optional("UINT64", "lora_id", "prompt_table_extra_id"),
+]
+# Of the model that answers once, for which a further input costs nothing.
+UNARY_REQUEST = [
+    *REQUEST,
+    *(tensor for tensor in _ENGINE_NAMES if tensor not in REQUEST),
+    *_optional("STRING", "image_url_input"),
+    *_optional("FP16", "image_input", dims=(-1, 3, -1, -1)),
+    *_optional("UINT8", "image_bytes_input", "video_bytes_input", dims=(-1, -1, -1, -1)),
+    *_optional("INT32", "num_draft_tokens"),
+    *_optional("BOOL", "use_draft_logits"),
 ]
 
 RESPONSE = [
@@ -126,6 +168,45 @@ ENGINE_REQUEST = [
     Tensor("timeout", "UINT64"),
     Tensor("response_options", "UINT8", -1),
     Tensor("stop", "BOOL"),
+]
+
+# What clients that tokenise themselves may send beside or instead of `sampling_parameters`, as to
+# TensorRT-LLM's engine; some of it is refused.
+ENGINE_CLIENT_REQUEST = [
+    *_optional("BOOL", "health"),
+    *_optional("INT32", "input_lengths", "num_return_sequences", "beam_width", "end_id", "pad_id"),
+    *_optional("INT32", "max_tokens", "min_tokens", "min_length", "top_k"),
+    *_optional("FP32", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
+    *_optional("FP32", "frequency_penalty", "length_penalty"),
+    *_optional("UINT64", "seed", "random_seed"),
+    *_optional("BOOL", "early_stopping", "return_log_probs", "return_num_input_tokens"),
+    *_optional("BOOL", "return_num_output_tokens", "return_finish_reason", "return_perf_metrics"),
+    *_optional("BOOL", "exclude_input_in_output"),
+    *_optional("BOOL", "return_context_logits", "return_generation_logits"),
+    *_ENGINE_NAMES,
+    *_REFUSED_TENSORRT_LLM,
+    *_optional("INT32", "draft_input_ids", "decoder_input_ids", dims=-1),
+    *_optional("FP32", "draft_logits", dims=(-1, -1)),
+    *_optional("FP32", "draft_acceptance_threshold"),
+    *_optional("INT32", "decoder_input_lengths", "encoder_output_lengths"),
+    *_optional("FP16", "encoder_input_features", dims=(-1, -1)),
+    *_optional("INT32", "stop_words_list", "bad_words_list", dims=(2, -1)),
+    *_optional("FP32", "embedding_bias", dims=-1),
+    *_optional("FP32", "runtime_top_p_min", "runtime_top_p_decay"),
+    *_optional("INT32", "runtime_top_p_reset_ids"),
+    *_optional("UINT64", "prompt_table_extra_ids", dims=-1),
+    *_optional("BOOL", "cross_attention_mask", dims=(-1, -1)),
+    *_optional("BOOL", "skip_cross_attn_blocks"),
+    *_optional("FP32", "mrope_rotary_cos_sin", dims=-1),
+    *_optional("INT64", "mrope_position_deltas"),
+    *_optional("UINT8", "context_phase_params", dims=-1),
+    *_optional("INT32", "retention_token_range_starts", "retention_token_range_ends", dims=-1),
+    *_optional("INT32", "retention_token_range_priorities", dims=-1),
+    *_optional("INT32", "retention_token_range_durations_ms", dims=-1),
+    *_optional("INT32", "retention_decode_priority", "retention_decode_duration_ms"),
+    *_optional("INT32", "lookahead_window_size", "lookahead_ngram_size"),
+    *_optional("INT32", "lookahead_verification_set_size"),
+    *_optional("STRING", "guided_decoding_guide_type", "guided_decoding_guide"),
 ]
 
 DETOKENIZER_INPUT = Tensor("detokenizer_input", "UINT8", -1)
@@ -210,12 +291,12 @@ def _models(form: Form) -> Iterable[tuple[str, str]]:
         + size
         + "model_transaction_policy { decoupled: true }\n"
         + _tensors(
-            [*to_engine, *_optional("BOOL", "health")],
+            [*to_engine, *ENGINE_CLIENT_REQUEST],
             [*ENGINE_RESPONSE, *of_engine, DETOKENIZER_INPUT],
         )
         + _ONE_INSTANCE,
     )
-    yield UNARY, _UNARY + size + _tensors(REQUEST, response) + _ONE_INSTANCE
+    yield UNARY, _UNARY + size + _tensors(UNARY_REQUEST, response) + _ONE_INSTANCE
     yield (
         "detokenizer",
         _DETOKENIZER + size + _tensors([DETOKENIZER_INPUT], of_detokenizer) + _ONE_INSTANCE,

@@ -1,10 +1,13 @@
 """The ensemble's answers as clients of TensorRT-LLM's backend read them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from engine.launch.model_configs import UNARY
 from engine.launch.server import TritonServer
-from tests.server.caller import Caller
+from tests.server.caller import Caller, InferError
 from tests.server.tritonclient_stream import infer_one
 
 pytestmark = pytest.mark.server
@@ -57,3 +60,46 @@ def test_every_figure_that_it_asks_for_is_there(server: TritonServer) -> None:
     assert figures["kv_cache_alloc_new_blocks"] == figures["kv_cache_alloc_total_blocks"] > 1
     assert figures["kv_cache_reused_blocks"] == figures["acceptance_rate"] == 0
     assert figures["total_draft_tokens"] == figures["total_accepted_draft_tokens"] == 0
+
+
+def test_its_engines_names_are_the_engines(caller: Caller) -> None:
+    """What `inflight_batcher_llm_client.py` sends to the model `tensorrt_llm`."""
+    ids = [5, 6, 7]
+    (answer,) = caller.collect(
+        "engine",
+        input_ids=[*ids, 0, 0],
+        input_lengths=3,
+        request_output_len=6,
+        beam_width=1,
+        temperature=1.0,
+        runtime_top_k=1,
+        runtime_top_p=0.0,
+        len_penalty=1.0,
+        end_id=-1,
+        pad_id=0,
+        return_log_probs=True,
+        streaming=False,
+    )
+    parameters = '{"max_tokens": 6, "temperature": 0, "ignore_eos": true, "logprobs": 0}'
+    (expected,) = caller.collect("engine", input_ids=ids, sampling_parameters=parameters)
+    assert len(answer["token_ids"]) == 6
+    assert answer["token_ids"] == expected["token_ids"]
+    assert len(answer["output_log_probs"]) == 6
+
+
+REFUSED = [
+    ("engine", {"input_ids": [5], "draft_input_ids": [1]}, "draft_input_ids: not supported"),
+    ("engine", {"input_ids": [5], "embedding_bias": [0.5]}, "embedding_bias: not supported"),
+    ("ensemble", {"text_input": "a", "prompt_vocab_size": 8}, "prompt_vocab_size: not supported"),
+    ("ensemble", {"text_input": "a", "lora_name": "x"}, "lora_name: not supported"),
+    (UNARY, {"text_input": "a", "num_draft_tokens": 8}, "num_draft_tokens: not supported"),
+]
+
+
+@pytest.mark.parametrize(("model", "inputs", "text"), REFUSED)
+def test_inputs_that_no_stage_takes_are_refused_by_name(
+    caller: Caller, model: str, inputs: dict[str, Any], text: str
+) -> None:
+    """Not by Triton's core, which does not say what to use."""
+    with pytest.raises(InferError, match=f"{text} by this version of Trident; [a-z]"):
+        caller.one(model, **inputs)

@@ -14,6 +14,7 @@ from engine.protocol.token_ids import TokenIds, token_array
 from engine.request.generation_defaults import GenerationDefaults
 from engine.request.prompts import truncated
 from engine.request.sampling_params import SamplingParams
+from engine.service.sampling_inputs import end_fields, renamed
 from engine.service.stages.request_inputs import RequestInputs
 from engine.service.stages.tokenized_request import TokenizedRequest
 from engine.text.chat_parameters import ChatParameters
@@ -100,7 +101,10 @@ class Preprocessor:
         params = self._sampling_params(inputs)
         field, prompt, input_ids = self._prompt(inputs, params)
         asked = params.max_tokens if "max_tokens" in inputs.fields else None
-        check_length(field, len(input_ids), asked, self.max_model_len)
+        try:
+            check_length(field, len(input_ids), asked, self.max_model_len)
+        except RequestError as error:
+            raise renamed(error, inputs.names) from None
         if asked is None and params.max_tokens is not None:
             room = self.max_model_len - len(input_ids)
             params = params.model_copy(update={"max_tokens": min(params.max_tokens, room)})
@@ -169,8 +173,10 @@ class Preprocessor:
         try:
             params = SamplingParams.parse(fields, defaults=self._defaults.sampling_defaults(fields))
         except RequestError as error:
-            raise inputs.renamed(error) from None
-        return params.model_copy(update={**_end(inputs, params), **self._bias(inputs, params)})
+            raise renamed(error, inputs.names) from None
+        return params.model_copy(
+            update={**end_fields(inputs.end_id, params), **self._bias(inputs, params)}
+        )
 
     def _prompt(
         self, inputs: RequestInputs, params: SamplingParams
@@ -256,14 +262,6 @@ class Preprocessor:
                 bias[token_id] = min(max(total, -most), most)
         check_size("embedding_bias_words", len(bias), MAX_LOGIT_BIAS, "different tokens")
         return {"logit_bias": bias}
-
-
-def _end(inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:
-    """Return the fields that make `end_id` the only end-of-sequence token."""
-    if inputs.end_id is None:
-        return {}
-    own = () if inputs.end_id == -1 or params.ignore_eos else (inputs.end_id,)
-    return {"ignore_eos": True, "stop_token_ids": (*params.stop_token_ids, *own)}
 
 
 def _wants_prompt(inputs: RequestInputs, params: SamplingParams) -> bool:

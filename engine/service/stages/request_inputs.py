@@ -7,12 +7,11 @@ then the request parameters.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.errors import RequestError, UnsupportedError
+from engine.errors import RequestError
 from engine.protocol.messages import NULL_LOGPROBS
 from engine.protocol.token_ids import TokenIds
 from engine.service.parameters import (
@@ -23,37 +22,20 @@ from engine.service.parameters import (
     take_cache_salt,
     take_tenant,
 )
+from engine.service.sampling_inputs import any_boolean, refuse_unsupported, sampling_tensors
 from engine.service.tensors import InputReader, Tensors
 from engine.text.chat_parameters import ChatParameters
 from engine.text.grammar.request_forms import GUIDE, GUIDE_TYPE, guided_decoding
-from engine.validation.limits import MAX_BEAM_WIDTH, MAX_PROMPT_TOKENS, MAX_WORDS, check_words
+from engine.validation.limits import MAX_PROMPT_TOKENS, MAX_WORDS, check_words
 
-# Tensor -> field of SamplingParams; later ones win, so aliases stand first.
-_INTEGERS = {
-    "max_tokens": "max_tokens",
-    "min_length": "min_tokens",
-    "min_tokens": "min_tokens",
-    "random_seed": "seed",
-    "seed": "seed",
-    "top_k": "top_k",
-    "num_return_sequences": "n",
-    "beam_width": "beam_width",
-}
-_NUMBERS = {
-    name: name
-    for name in (
-        "temperature",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "length_penalty",
-    )
-}
-_SWITCHES = {"return_sections": "return_sections", "early_stopping": "early_stopping"}
-_WORDS = {"stop_words": "stop", "bad_words": "bad_words"}
+_EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")
 
+_PERFORMANCE = (
+    *("kv_cache_reused_blocks", "kv_cache_alloc_new_blocks", "kv_cache_alloc_total_blocks"),
+    *("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"),
+    *("last_token_time_ns", "acceptance_rate", "total_accepted_draft_tokens"),
+    "total_draft_tokens",
+)
 # Flag -> the optional outputs that it asks for.
 _FLAGS = {
     "return_log_probs": ("cum_log_probs", "output_log_probs"),
@@ -63,12 +45,8 @@ _FLAGS = {
     "return_num_input_tokens": ("num_input_tokens",),
     "return_num_output_tokens": ("num_output_tokens",),
     "return_num_cached_tokens": ("num_cached_tokens",),
-    "return_perf_metrics": (
-        *("kv_cache_reused_blocks", "kv_cache_alloc_new_blocks", "kv_cache_alloc_total_blocks"),
-        *("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns"),
-        *("last_token_time_ns", "acceptance_rate", "total_accepted_draft_tokens"),
-        "total_draft_tokens",
-    ),
+    "return_perf_metrics": _PERFORMANCE,
+    "sampling_param_return_perf_metrics": _PERFORMANCE,
 }
 
 
@@ -107,13 +85,6 @@ class RequestInputs:
     timeout_us: int
     outputs: tuple[str, ...]
 
-    def renamed(self, error: RequestError) -> RequestError:
-        """Return `error` with fields named as the client named them."""
-        text = str(error)
-        for field, name in self.names.items():
-            text = re.sub(rf"(^|; ){field}(?=[:.\[])", rf"\g<1>{name}", text)
-        return type(error)(text)
-
 
 def parse_inputs(
     tensors: Tensors, parameters: Mapping[str, Any], timeout_us: int = 0
@@ -126,11 +97,11 @@ def parse_inputs(
         timeout_us: of the Triton request, used if there is no input `timeout`; 0 means none.
 
     Raises:
-        UnsupportedError: an input that Trident does not implement yet.
+        UnsupportedError: an input that Trident does not take.
         RequestError: anything else is wrong; the text names the input.
     """
     inputs = InputReader(tensors)
-    _refuse_unsupported(inputs)
+    refuse_unsupported(inputs)
     grammar = guided_decoding(inputs.string(GUIDE_TYPE) or "", inputs.string(GUIDE) or "")
     text, messages = inputs.string("text_input"), inputs.string("messages")
     input_ids = inputs.token_ids("input_ids", MAX_PROMPT_TOKENS) if "input_ids" in inputs else None
@@ -138,7 +109,7 @@ def parse_inputs(
     chat = inputs.string("chat_parameters") or ""
     if chat and messages is None:
         raise RequestError("chat_parameters: needs messages")
-    tensor_fields, names = _sampling_tensors(inputs)
+    tensor_fields, names = sampling_tensors(inputs)
     merged = {**tensor_fields, **_sampling_parameters(inputs, parameters), GUIDE: grammar}
     # null asks for the default, except that no limit of max_tokens is a value of its own.
     fields = {k: v for k, v in merged.items() if v is not None or k == "max_tokens"}
@@ -167,9 +138,9 @@ def parse_inputs(
         chat=ChatParameters.parse(chat),
         fields=fields,
         names=names,
-        stream=inputs.boolean("stream") or False,
+        stream=any_boolean(inputs, "stream", "streaming") or False,
         exclude_input_in_output=(
-            inputs.boolean("exclude_input_in_output") if echo is None else not echo
+            any_boolean(inputs, *_EXCLUDE_INPUT) if echo is None else not echo
         ),
         end_id=_check_at_least("end_id", inputs.integer("end_id"), -1),
         embedding_bias=_embedding_bias(inputs),
@@ -183,24 +154,8 @@ def parse_inputs(
 
 def requested_outputs(inputs: InputReader) -> list[str]:
     """Return the optional outputs that the `return_...` inputs ask for."""
-    return [name for flag in _FLAGS if inputs.boolean(flag) for name in _FLAGS[flag]]
-
-
-def _refuse_unsupported(inputs: InputReader) -> None:
-    for name in ("return_context_logits", "return_generation_logits"):
-        if inputs.boolean(name):
-            raise UnsupportedError(
-                f"{name}: logits are not returned; prompt_logprobs and logprobs in "
-                "sampling_parameters give log-probabilities"
-            )
-    if "embedding_request" in inputs:
-        raise UnsupportedError(
-            "embedding_request: not supported by this version of Trident; return_embedding in "
-            "sampling_parameters asks for the output embedding"
-        )
-    asked = [name for name in ("lora_task_id", "image") if name in inputs]
-    if asked:
-        raise UnsupportedError(f"{asked[0]}: not supported by this version of Trident")
+    asked = (name for flag in _FLAGS if inputs.boolean(flag) for name in _FLAGS[flag])
+    return list(dict.fromkeys(asked))
 
 
 def _check_one_prompt(prompts: Mapping[str, str | TokenIds | None]) -> None:
@@ -212,28 +167,6 @@ def _check_one_prompt(prompts: Mapping[str, str | TokenIds | None]) -> None:
     prompt = prompts[given[0]]
     if prompt is not None and len(prompt) == 0:
         raise RequestError(f"{given[0]}: must not be empty")
-
-
-def _sampling_tensors(inputs: InputReader) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return fields of SamplingParams, and the tensors of those that are named otherwise."""
-    fields: dict[str, Any] = {}
-    names: dict[str, str] = {}
-    readers: list[tuple[Mapping[str, str], Callable[[str], Any]]] = [
-        (_INTEGERS, inputs.integer),
-        (_NUMBERS, inputs.number),
-        (_SWITCHES, inputs.boolean),
-        (_WORDS, lambda name: inputs.strings(name, MAX_WORDS)),
-    ]
-    for table, read in readers:
-        for name, field in table.items():
-            if name in inputs:
-                fields[field] = read(name)
-                names[field] = name
-    if 1 < fields.get("beam_width", 1) <= MAX_BEAM_WIDTH:
-        fields.setdefault("n", fields["beam_width"])  # TensorRT-LLM's default: all beams
-    if fields.get("top_p", 1.0) <= 0:  # peers' clients send 0 for none
-        del fields["top_p"]
-    return fields, {field: name for field, name in names.items() if field != name}
 
 
 def _sampling_parameters(inputs: InputReader, parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from engine.protocol.messages import DetokenizerInput
 from engine.service.cancellation import CancelPoller
 from engine.service.channel import Channel, ChannelError
 from engine.service.outputs import chunk_tensors
+from engine.service.sampling_inputs import any_boolean
 from engine.service.stages.postprocessor import Postprocessor
 from engine.service.stages.preprocessor import Preprocessor
 from engine.service.stages.request_inputs import parse_inputs, requested_outputs
@@ -127,7 +128,7 @@ class UnaryStage:
         if inputs.boolean("stop"):
             pending = _Pending(call.respond, requested_outputs(inputs))
             return UnaryStop(number, call.request_id), pending
-        if inputs.boolean("stream"):
+        if any_boolean(inputs, "stream", "streaming"):
             raise UnsupportedError(
                 "stream: must be false for a model that answers once; call "
                 f"{self._config.served_model_name or 'ensemble'} for a stream"

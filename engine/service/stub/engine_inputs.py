@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import RequestError
+from engine.errors import RequestError, UnsupportedError
 from engine.protocol.messages import Ready, ResponseOptions
+from engine.protocol.token_ids import TokenIds
 from engine.request.sampling_params import SamplingParams
 from engine.service.parameters import (
     client_parameters,
@@ -19,8 +20,17 @@ from engine.service.parameters import (
     take_cache_salt,
     take_tenant,
 )
+from engine.service.sampling_inputs import (
+    any_boolean,
+    end_fields,
+    refuse_unsupported,
+    renamed,
+    sampling_tensors,
+)
 from engine.service.stub.stream import NewRequest
 from engine.service.tensors import InputReader, Tensors
+from engine.text.grammar.request_forms import GUIDE, GUIDE_TYPE, guided_decoding
+from engine.validation.checks import check_token_ids
 from engine.validation.limits import (
     MAX_PREFIX_BYTES,
     MAX_REQUEST_ID_CHARACTERS,
@@ -68,22 +78,23 @@ def parse_engine_inputs(
         raise RequestError("input_ids: is missing")
     check_length("input_ids", inputs.size("input_ids"), None, ready.max_model_len)
     check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
-    prompt = inputs.token_ids("input_ids", ready.max_model_len)
+    prompt = _prompt(inputs, ready)
     decoded = parse_options(tensors, 4 * max_prompt_characters(ready.max_model_len))
-    # The tokenizer stage has merged the request parameters already, defaults and all.
-    fields = client_parameters(parameters) if decoded is None else {}
+    # The tokenizer stage has merged all other inputs already, defaults and all.
+    fields, names = _client_fields(inputs, parameters) if decoded is None else ({}, {})
     fields.update(parse_sampling_parameters(inputs.string("sampling_parameters") or "{}"))
     cache_salt, tenant = take_cache_salt(fields), take_tenant(fields)
-    params = SamplingParams.parse(fields)
-    if params.return_sections and decoded is None:
-        raise RequestError("return_sections: is of the text; call the ensemble")
-    if params.truncate_prompt_tokens is not None and decoded is None:
-        raise RequestError("truncate_prompt_tokens: cut input_ids, or call the ensemble")
-    asked = params.max_tokens if "max_tokens" in fields else None
-    check_length("input_ids", len(prompt), asked, ready.max_model_len)
+    try:
+        params = SamplingParams.parse(fields)
+        asked = params.max_tokens if "max_tokens" in fields else None
+        check_length("input_ids", len(prompt), asked, ready.max_model_len)
+    except RequestError as error:
+        raise renamed(error, names) from None
+    if decoded is None:
+        params = _checked_client(inputs, params, ready)
     text_prefix = decoded.text_prefix if decoded else ""
     _check_prefix(text_prefix, params.n)
-    stream = inputs.boolean("stream") or False
+    stream = any_boolean(inputs, "stream", "streaming") or False
     timeout_us = inputs.integer("timeout") or timeout_us
     return EngineInputs(
         request=NewRequest(
@@ -103,6 +114,51 @@ def parse_engine_inputs(
         skip_special_tokens=params.skip_special_tokens,
         options=decoded,
     )
+
+
+def _prompt(inputs: InputReader, ready: Ready) -> TokenIds:
+    """Return `input_ids`, as many as `input_lengths` says, if it is there: others are padding."""
+    prompt = inputs.token_ids("input_ids", ready.max_model_len)
+    length = inputs.integer("input_lengths")
+    if length is None:
+        return prompt
+    if not 1 <= length <= len(prompt):
+        raise RequestError(
+            f"input_lengths: must be 1 to the {len(prompt)} tokens of input_ids (got {length})"
+        )
+    return prompt[:length]
+
+
+def _client_fields(
+    inputs: InputReader, parameters: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sampling parameters of a client that calls the engine, and `renamed`'s names."""
+    refuse_unsupported(inputs)
+    if inputs.boolean("exclude_input_in_output") is False:
+        raise UnsupportedError(
+            "exclude_input_in_output: must be true, as token_ids are those of the output; for the "
+            "prompt before it call the ensemble"
+        )
+    fields, names = sampling_tensors(inputs)
+    if inputs.boolean("return_log_probs"):
+        fields["logprobs"] = 0  # the chosen token's
+    grammar = guided_decoding(inputs.string(GUIDE_TYPE) or "", inputs.string(GUIDE) or "")
+    if grammar is not None:
+        fields[GUIDE] = grammar
+    return {**fields, **client_parameters(parameters)}, names
+
+
+def _checked_client(inputs: InputReader, params: SamplingParams, ready: Ready) -> SamplingParams:
+    """Return the parameters of a client that calls the engine, with what `end_id` says."""
+    if params.return_sections:
+        raise RequestError("return_sections: is of the text; call the ensemble")
+    if params.truncate_prompt_tokens is not None:
+        raise RequestError("truncate_prompt_tokens: cut input_ids, or call the ensemble")
+    end_id = inputs.integer("end_id")
+    if end_id is None:
+        return params
+    check_token_ids("end_id", {end_id} - {-1}, ready.vocab_size)
+    return params.model_copy(update=end_fields(end_id, params))
 
 
 def check_stop_id(request_id: str) -> None:

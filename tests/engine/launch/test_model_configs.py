@@ -5,13 +5,16 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from engine.launch.model_configs import (
+    ENGINE_CLIENT_REQUEST,
     FORMS,
     REPOSITORY,
     TOKENIZE_REQUEST,
+    UNARY_REQUEST,
     Form,
     configurations,
     write,
 )
+from engine.service.sampling_inputs import REFUSED
 
 
 def parse(text: str) -> model_config_pb2.ModelConfig:
@@ -33,7 +36,7 @@ def test_it_is_written_as_it_is_told(tmp_path: Path) -> None:
 
 
 # Inputs of the engine alone, and of the tokenizer alone.
-ALONE = {"health", *(tensor.name for tensor in TOKENIZE_REQUEST)}
+ALONE = {tensor.name for tensor in (*ENGINE_CLIENT_REQUEST, *TOKENIZE_REQUEST)}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -48,7 +51,8 @@ def test_the_ensemble_connects_every_tensor_of_its_steps(form: Form) -> None:
     for step in ensemble.ensemble_scheduling.step:
         model = models[step.model_name]
         for tensor in model.input:
-            if tensor.name in ALONE:
+            if tensor.name not in step.input_map:
+                assert tensor.name in ALONE
                 continue
             source = known[step.input_map[tensor.name]]
             assert (source.data_type, source.dims) == (tensor.data_type, tensor.dims)
@@ -59,3 +63,9 @@ def test_the_ensemble_connects_every_tensor_of_its_steps(form: Form) -> None:
             tensor.data_type,
             tensor.dims,
         )
+
+
+def test_what_is_declared_to_be_refused_is_refused() -> None:
+    """And nothing is refused that no client can send."""
+    declared = {tensor.name for tensor in (*UNARY_REQUEST, *ENGINE_CLIENT_REQUEST)}
+    assert set(REFUSED) <= declared

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as npst
 from engine.errors import RequestError, UnsupportedError
 from engine.request.sampling_params import SamplingParams
 from engine.service.parameters import Tenant
+from engine.service.sampling_inputs import REFUSED, renamed
 from engine.service.stages.request_inputs import RequestInputs, parse_inputs
 
 
@@ -159,10 +160,42 @@ def test_a_cumulative_logprob_needs_no_logprobs() -> None:
     assert inputs.fields == {"logprobs": 0}
 
 
-@pytest.mark.parametrize("name", ["image", "embedding_request"])
-def test_what_vllm_backend_has_and_we_do_not_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"^{name}: not supported"):
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_other_servers_have_and_we_do_not_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"^{name}: not supported by this .*; [a-z]"):
         parse(**{name: text("x")})
+
+
+def test_the_names_of_tensorrt_llms_llm_api_are_ours() -> None:
+    inputs = parse(
+        sampling_param_max_tokens=i32(3),
+        sampling_param_temperature=f32(0.5),
+        sampling_param_top_k=i32(4),
+        sampling_param_top_p=f32(0.5),
+        sampling_param_stop=text("x", "y"),
+        sampling_param_best_of=i32(2),
+        sampling_param_seed=np.array([[7]], dtype=np.uint64),
+        sampling_param_presence_penalty=f32(1),
+        sampling_param_frequency_penalty=f32(0.25),
+        sampling_param_exclude_input_from_output=flag(True),
+        sampling_param_return_perf_metrics=flag(True),
+        streaming=flag(True),
+    )
+    assert inputs.fields == {
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_k": 4,
+        "top_p": 0.5,
+        "stop": ["x", "y"],
+        "best_of": 2,
+        "seed": 7,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.25,
+    }
+    assert (inputs.stream, inputs.exclude_input_in_output) == (True, True)
+    assert "arrival_time_ns" in inputs.outputs
+    error = renamed(RequestError("top_k: no"), inputs.names)
+    assert str(error) == "sampling_param_top_k: no"
 
 
 def test_embedding_bias_pairs_words_and_weights() -> None:
@@ -248,12 +281,13 @@ def test_a_prompt_is_needed() -> None:
 
 def test_errors_use_the_names_that_the_client_used() -> None:
     inputs = parse(num_return_sequences=i32(0), stop_words=text("x"), max_tokens=i32(0))
-    error = inputs.renamed(RequestError("n: too small; n.0: x; max_tokens: no; seen: yes"))
+    given = RequestError("n: too small; n.0: x; max_tokens: no; seen: yes")
+    error = renamed(given, inputs.names)
     assert (
         str(error)
         == "num_return_sequences: too small; num_return_sequences.0: x; max_tokens: no; seen: yes"
     )
-    assert type(inputs.renamed(UnsupportedError("beam_width: no"))) is UnsupportedError
+    assert type(renamed(UnsupportedError("beam_width: no"), inputs.names)) is UnsupportedError
 
 
 NAMES = st.sampled_from(
