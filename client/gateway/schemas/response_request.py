@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 from client.gateway.schemas.first_fault import ONE_BY_ONE
 from client.gateway.schemas.response_items import TYPE, Input
 from client.gateway.schemas.response_tools import Choice, Tool
-from client.gateway.schemas.sampling import Fields, No, RequestFields, Verbosity, told_as
+from client.gateway.schemas.sampling import Fields, No, RequestFields, Verbosity, Yes, told_as
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -74,6 +74,8 @@ class ResponseStreamOptions(Fields):
     include_obfuscation: Annotated[No | None, told_as("not supported: events are not padded")] = (
         None
     )
+    # Load generators send it to each API: AIPerf does.
+    include_usage: Annotated[Yes | None, told_as("a stream always ends with its usage")] = None
 
 
 class ResponseRequest(RequestFields):

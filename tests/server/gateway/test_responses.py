@@ -34,7 +34,9 @@ def test_a_response_is_the_servers_answer(client: Direct | Blocking, server: Tri
     assert found["usage"]["input_tokens"] == expected.num_input_tokens
     assert found["usage"]["output_tokens"] == expected.num_output_tokens
     assert found["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
-    assert told(whole(client.create("responses", **asked, stream=True))) == told(found)
+    for options in ({}, {"stream_options": {"include_usage": True}}):
+        events = client.create("responses", **asked, stream=True, **options)
+        assert told(whole(events)) == told(found)
 
 
 @pytest.mark.parametrize("top", [None, 2])
@@ -171,6 +173,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 2}, "n", "one answer"),
     ({"response_format": {"type": "json_object"}}, "response_format", "text.format"),
     ({"stream_options": {"include_obfuscation": False}}, "stream_options", "needs stream"),
+    (
+        {"stream": True, "stream_options": {"include_usage": False}},
+        *("stream_options.include_usage", "always ends with its usage"),
+    ),
 ]  # fmt: skip
 
 
