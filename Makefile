@@ -11,6 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install
 TORCH_ALONE := $(VENV)/.installed-torch
 SERVER := $(VENV)/.installed
 DEVELOPMENT := $(VENV)/.installed-development
+PERF_ANALYZER := $(VENV)/perf-analyzer/bin/perf_analyzer
 CPU_KERNELS := $(VENV)/.cpu-kernels
 ADAPTERS := tests/server/gateway/adapters
 
@@ -25,7 +26,7 @@ serve: install  ## Start the server and keep it up; ARGS="MODEL --http-port 8080
 
 install: $(SERVER) $(CPU_KERNELS)  ## Set up .venv to serve; PYTHON=/path/to/python3.12
 
-develop: install $(DEVELOPMENT)  ## Add what tests, linters and measurements need
+develop: install $(DEVELOPMENT) $(PERF_ANALYZER)  ## Add what tests, linters and measurements need
 
 lint: $(DEVELOPMENT)  ## Formatter, linter and types
 	$(BIN)/ruff format --check .
@@ -105,6 +106,13 @@ $(DEVELOPMENT): pyproject.toml $(SERVER)
 	@$(PIP) --upgrade 'pip>=25.1,<27'
 	@$(PIP) --group dev --editable '.[server]'
 	@touch $@
+
+# The last wheel whose binary runs with glibc 2.36. In a folder of its own, as its tritonclient is
+# older than ours; with the library of CUDA's that it is linked to.
+$(PERF_ANALYZER): | $(BIN)/python
+	@$(PIP) --quiet --no-deps --target $(VENV)/perf-analyzer tritonclient==2.51.0 \
+	  nvidia-cuda-runtime-cu12==12.9.79
+	@chmod +x $@ && touch $@
 
 $(BIN)/python:
 	@python=$$(engine/launch/choose-python $(PYTHON)) \

@@ -1,4 +1,4 @@
-"""Conversions between Triton's requests and responses and our types, for all three Python models.
+"""Conversions between Triton's requests and responses and our types, for all Python models.
 
 Importable only inside Triton's Python backend, which provides `triton_python_backend_utils`.
 """

@@ -46,6 +46,7 @@ ANSWERS = {
     "repository/index": "ensemble",
     "What is 12 + 7?": "19",
     "tritonclient.grpc": "Paris",
+    "tritonclient.http": "Paris",
     "from engine import LLM": "Rome",
     "from openai import": "19",
     "/v1/chat/completions": "fox",
