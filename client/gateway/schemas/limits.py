@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 MAX_MESSAGES = 4096
 MAX_ITEMS = 4 * MAX_MESSAGES  # of a response's input: several make one message
@@ -81,8 +81,10 @@ def words(most: int, most_characters: int, most_in_all: int | None = None) -> Be
         if not isinstance(given, list):
             return value
         _refuse_above(most, len(given), "strings")
-        lengths = [len(each) for each in given if isinstance(each, str)]
-        _refuse_above(most_characters, max(lengths, default=0), "characters in each string")
+        lengths = [len(each) if isinstance(each, str) else 0 for each in given]
+        for place, length in enumerate(lengths):
+            if length > most_characters:
+                raise _fault(place if given is value else None, most_characters, length)
         if most_in_all is not None:
             _refuse_above(most_in_all, sum(lengths), "characters in all")
         return value
@@ -90,6 +92,20 @@ def words(most: int, most_characters: int, most_in_all: int | None = None) -> Be
     return BeforeValidator(check)
 
 
+def _fault(place: int | None, limit: int, found: int) -> ValidationError:
+    """Return the fault of a string that is too long; None: it is alone."""
+    kind = PydanticCustomError(
+        "value_error", "{text}", {"text": _above(limit, found, "characters")}
+    )
+    where = () if place is None else (place,)
+    fault = InitErrorDetails(type=kind, loc=where, input=None)
+    return ValidationError.from_exception_data("words", [fault])
+
+
+def _above(limit: int, found: int, unit: str) -> str:
+    return f"must have at most {limit} {unit} (got {found})"
+
+
 def _refuse_above(limit: int, found: int, unit: str) -> None:
     if found > limit:
-        raise ValueError(f"must have at most {limit} {unit} (got {found})")
+        raise ValueError(_above(limit, found, unit))
