@@ -103,7 +103,7 @@ class GrammarQueue:
             if wait is None:  # it was aborted
                 continue
             try:
-                self._start(uid, wait.future)
+                self._start(uid, wait.spec, wait.future)
             except GrammarTextError as error:
                 yield uid, wait.spec.error(str(error))
             except Exception as error:  # the step must go on for the others
@@ -130,11 +130,15 @@ class GrammarQueue:
                 _decrease(self._costs, wait.tenant, cost_of(wait.spec))
         return wait
 
-    def _start(self, uid: int, compiled: Future[LLMatcher]) -> None:
+    def _start(self, uid: int, spec: GrammarSpec, compiled: Future[LLMatcher]) -> None:
         start, shared = compiled.result(), self._budgets.setdefault(compiled, HostBudget())
         for request in self._scheduler.unfinished[uid].values():
             request.grammar = SequenceGrammar(
-                start, self._num_ids, shared=shared, text_ends=self._compiler.text_ends
+                start,
+                self._num_ids,
+                budget=HostBudget(spec.kind),
+                shared=shared,
+                text_ends=self._compiler.text_ends,
             )
         self._scheduler.waiting.release(uid)
 

@@ -18,7 +18,7 @@ from engine.text.grammar.matcher import SequenceGrammar
 # its own sequence alone.
 _STEP_S = 0.02
 _MAX_THREADS = 8
-_NICENESS = 10
+_NICENESS = 5
 
 
 class Drawn(NamedTuple):

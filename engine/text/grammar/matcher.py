@@ -57,6 +57,7 @@ class SequenceGrammar:
         start: LLMatcher,
         num_ids: int,
         *,
+        budget: HostBudget | None = None,
         shared: HostBudget | None = None,
         text_ends: TextEnds | None = None,
         clock: Callable[[], float] = time.thread_time,
@@ -66,13 +67,14 @@ class SequenceGrammar:
         Args:
             start: the compiled grammar.
             num_ids: that of its `Vocabulary`.
+            budget: of its kind; None: of a JSON schema.
             shared: None: there are no other sequences.
             text_ends: those of the `Vocabulary`.
             clock: CPU seconds of the calling thread.
         """
         self.matcher = start.deep_copy()
         self.num_ids = num_ids
-        self.budget = HostBudget()
+        self.budget = budget or HostBudget()
         self.shared = shared or HostBudget()
         self.fault: Exception | None = None
         self._clock = clock

@@ -66,7 +66,7 @@ def _answer(
         # The steps of a trial may not reach what begins later.
         for each in (spec.body, spec) if spec.begin_after else (spec,):
             texts = llguidance_texts(each, special, vocabulary.eos_token_ids)
-            reply = {"text": _usable(texts, limits_of(spec), vocabulary, tokenizer)}
+            reply = {"text": _usable(texts, spec, vocabulary, tokenizer)}
     except GrammarTextError as error:
         reply = {"error": str(error)}
     except (MemoryError, RecursionError):
@@ -84,13 +84,14 @@ def limits_of(spec: GrammarSpec) -> LLParserLimits:
 
 
 def _usable(
-    texts: Iterable[str], limits: LLParserLimits, vocabulary: Vocabulary, tokenizer: LLTokenizer
+    texts: Iterable[str], spec: GrammarSpec, vocabulary: Vocabulary, tokenizer: LLTokenizer
 ) -> str:
     """Return the first of `texts` that can be followed; raises as `_walk` for the last."""
     refusal = GrammarTextError("is missing")
     for text in texts:
         try:
-            _walk(LLMatcher(tokenizer, text, log_level=0, limits=limits), vocabulary)
+            matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits_of(spec))
+            _walk(matcher, vocabulary, HostBudget(spec.kind))
         except GrammarTextError as error:
             refusal = error
         else:
@@ -98,13 +99,13 @@ def _usable(
     raise refusal
 
 
-def _walk(matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+def _walk(matcher: LLMatcher, vocabulary: Vocabulary, budget: HostBudget) -> None:
     """Take some steps that the grammar allows, so that one that cannot be followed is refused.
 
     Raises:
         GrammarTextError: it is wrong, or needs too much to be followed.
     """
-    draw, budget, began = random.Random(0), HostBudget(), time.thread_time()
+    draw, began = random.Random(0), time.thread_time()
     spent_s = 0.0
     for step in range(_NUM_STEPS):
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)

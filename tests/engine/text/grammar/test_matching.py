@@ -12,7 +12,7 @@ from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.compose import llguidance_texts
 from engine.text.grammar.host_budget import HostBudget
 from engine.text.grammar.matcher import SequenceGrammar
-from engine.text.grammar.spec import GrammarSpec, GrammarTextError
+from engine.text.grammar.spec import GrammarKind, GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.other_decoders import word_piece_tokenizer
@@ -170,10 +170,18 @@ class _Clock:
 
 
 @pytest.mark.parametrize(
-    ("costs", "num_taken"),
-    [([0.3], 0), ([0.2, 0.01, 0.2], 2), ([0.1, 0.05, 0.05, 0.05, 0.1], 4), ([0.00745] * 400, 102)],
+    ("kind", "costs", "num_taken"),
+    [
+        ("json_schema", [0.3], 0),
+        ("json_schema", [0.2, 0.01, 0.2], 2),
+        ("regex", [0.1, 0.05, 0.05, 0.05, 0.1], 4),
+        ("structural_tag", [0.00745] * 400, 102),
+        ("grammar", [0.00295] * 400, 105),
+        ("grammar", [0.1, 0.1], 1),
+    ],
 )
 def test_a_sequence_that_costs_too_much_ends_as_too_ambiguous(
+    kind: GrammarKind,
     costs: list[float],
     num_taken: int,
     compiler: GrammarCompiler,
@@ -182,7 +190,8 @@ def test_a_sequence_that_costs_too_much_ends_as_too_ambiguous(
 ) -> None:
     start = compiler.compile(spec(regex="[ab]*")).result()
     [a] = demo.encode("a", add_special_tokens=False)
-    grammar = SequenceGrammar(start, vocabulary.num_ids, clock=_Clock(*costs))
+    budget, clock = HostBudget(kind), _Clock(*costs)
+    grammar = SequenceGrammar(start, vocabulary.num_ids, budget=budget, clock=clock)
     for _ in range(num_taken):
         assert not grammar.take(a)
         assert not grammar.forced()
@@ -200,7 +209,7 @@ def test_a_grammar_is_fast_while_it_is_cheap_on_average(
     start = compiler.compile(spec(regex="[ab]*")).result()
     [a] = demo.encode("a", add_special_tokens=False)
     shared = HostBudget()
-    clock = _Clock(0.005, 0.004, *[0.0] * 20)
+    clock = _Clock(0.005, 0.004, *[0.0] * 20)  # 5 ms, and 1 ms for each token
     one = SequenceGrammar(start, vocabulary.num_ids, shared=shared, clock=clock)
     other = SequenceGrammar(start, vocabulary.num_ids, shared=shared, clock=clock)
     one.take(a)
