@@ -6,6 +6,9 @@ And how long they are.
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -135,3 +138,67 @@ def test_no_file_is_long() -> None:
         for path in sources
     }
     assert {path: n for path, n in lengths.items() if n > MAX_LINES} == {}
+
+
+# Folders whose files are entries of one list: each family, scheme or parser has a file of its own.
+_REGISTRIES = (
+    "engine/models/families",
+    "engine/quantization",
+    "client/gateway/tool_calls",
+    "client/gateway/routes",
+)
+# What a process starts with: no other file imports it.
+_ENTRIES = re.compile(r"model_repository\..*|client\.cli|client\.commands\..*|.*\.worker")
+_MAX_FILES = 22
+_MAX_IMPORTS = 20
+# Classes of one name in packages that one process loads; the other packages run in other processes.
+_PROCESSES = (("engine", "kernels"), ("client.gateway",), ("client.bench", "client.commands"))
+
+
+def _exceptions(rule: str) -> set[str]:
+    """Return what a rule does not hold for yet; the lists only shrink."""
+    text = (ROOT / "tests/house/exceptions.toml").read_text(encoding="utf-8")
+    return set(tomllib.loads(text)[rule])
+
+
+def _assert_no_new(rule: str, found: set[str]) -> None:
+    known = _exceptions(rule)
+    assert found - known == set(), f"new exceptions of the rule {rule}"
+    assert known - found == set(), f"no exception any more: remove it from {rule}"
+
+
+def test_file_has_two_importers_or_a_reason() -> None:
+    importers = Counter(each for imported in GRAPH.values() for each in imported)
+    alone = {
+        module
+        for module, path in MODULES.items()
+        if importers[module] < 2
+        and path.stem not in ("__init__", "__main__")
+        and str(path.parent.relative_to(ROOT)) not in _REGISTRIES
+        and not _ENTRIES.fullmatch(module)
+    }
+    _assert_no_new("one_importer", alone)
+
+
+def test_folder_has_no_more_files_than_a_reader_surveys() -> None:
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in MODULES.values())
+    full = {folder for folder, count in counts.items() if count > _MAX_FILES}
+    _assert_no_new("full_folders", full - set(_REGISTRIES))
+
+
+def test_file_imports_no_more_files_than_a_reader_follows() -> None:
+    _assert_no_new("many_imports", {m for m, names in GRAPH.items() if len(names) > _MAX_IMPORTS})
+
+
+def test_public_class_name_is_unique_in_its_process() -> None:
+    twice = set()
+    for packages in _PROCESSES:
+        names = Counter(
+            node.name
+            for module, path in MODULES.items()
+            if module.startswith(packages)
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        )
+        twice |= {name for name, count in names.items() if count > 1}
+    _assert_no_new("class_names", twice)
