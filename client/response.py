@@ -77,10 +77,7 @@ def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
         )
     ]
     num_input_tokens = (tensors.get("num_input_tokens") or (0,))[0]
-    prompt = [
-        _positions(_POSITION.decode(each) for each in _PROMPT_LOGPROBS.decode(content)[1:])
-        for content in tensors.get("prompt_logprobs", ())
-    ]
+    prompt = [_prompt_positions(content) for content in tensors.get("prompt_logprobs", ())]
     for text, index, reason, num_tokens, num_cached, logprobs, sections, stop_reason in zip(
         texts, *columns, strict=True
     ):
@@ -97,6 +94,13 @@ def _chunks(tensors: Mapping[str, Sequence[Any]]) -> Iterator[Chunk]:
             stop_reason=None if stop_reason is None else _STOP_REASON.decode(stop_reason),
             embedding=tuple(tensors["embedding"]) if "embedding" in tensors else None,
         )
+
+
+def _prompt_positions(content: bytes) -> tuple[TokenLogprobs, ...]:
+    found = _PROMPT_LOGPROBS.decode(content)
+    if found and bytes(found[0]) != b"null":
+        raise ValueError("prompt_logprobs: the first token follows nothing")
+    return _positions(_POSITION.decode(each) for each in found[1:])
 
 
 def _positions(found: Iterable[Mapping[int, _Entry]]) -> tuple[TokenLogprobs, ...]:

@@ -17,7 +17,9 @@ def test_every_sampling_parameter_can_be_reached() -> None:
 
 def test_every_field_is_known_to_the_engine() -> None:
     others = {"response_format", "cache_salt", "use_beam_search"}
-    others |= {f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar")}
+    others |= {
+        f"guided_{kind}" for kind in ("json", "regex", "choice", "grammar", "whitespace_pattern")
+    }
     known = set(SamplingParams.model_fields) | set(PARAMETERS) | others
     assert set(SamplingFields.model_fields) <= known
 

@@ -129,16 +129,6 @@ READERS: dict[str, Callable[[Path, str], Any]] = {
     ),
     "messages": lambda folder, text: parse_messages(text),
     "message": lambda folder, text: parse_messages(f'[{{"role": "user", "content": {text}}}]'),
-    "arguments": lambda folder, text: parse_messages(
-        json.dumps(
-            [
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"function": {"name": "f", "arguments": f'{{"a": {text}}}'}}],
-                }
-            ]
-        )
-    ),
     "json schema": lambda folder, text: prepare_schema(f'{{"enum": [{text}]}}', strict=True),
     "structural tag": lambda folder, text: StructuralTags(SimpleNamespace(), strict=True).read(  # type: ignore[arg-type]
         f'{{"format": {text}}}'

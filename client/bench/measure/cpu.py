@@ -73,10 +73,10 @@ def process_name(name: str, command: list[str]) -> str:
         return "engine process"
     if "engine.bench.child" in command:
         return "engine alone"
-    if "client.gateway.processes.worker" in command or command[2:4] == ["client.cli", "gateway"]:
-        return "gateway"
     if child.__file__ in command:
         return "watcher"
+    if "client.gateway.processes.worker" in command or "client.cli gateway" in " ".join(command):
+        return "gateway"
     return name
 
 

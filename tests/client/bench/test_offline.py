@@ -23,6 +23,7 @@ print(json.dumps({"arguments": sys.argv[1:], "prefix": sys.prefix, **found}))
 """
 # What only machines with a network, Triton's processes or plots need.
 ELSEWHERE = {"huggingface_hub", "gguf", "triton_python_backend_utils", "typer", "matplotlib"}
+ELSEWHERE |= {"pydantic_core"}  # comes with pydantic
 OURS = {"engine", "kernels", "tests"}
 
 
