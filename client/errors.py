@@ -104,7 +104,8 @@ _BY_TEXT: Sequence[tuple[str, type[TridentClientError]]] = (
     (r"^(the )?request (id|parameters)\b", InvalidRequestError),
     (r"unknown model|^unexpected |^inference input|but expect", InvalidRequestError),  # Triton
     (r"was cancelled", RequestCancelledError),
-    (r"unavailable|not ready", UnavailableError),
+    # Triton's, of a stage that has died: "Stub process 'tokenizer_0_0' is not healthy."
+    (r"unavailable|not ready|is not healthy", UnavailableError),
 )
 # Statuses that say less than their texts.
 _BY_STATUS_AND_TEXT: Sequence[tuple[str, str, type[TridentClientError]]] = (

@@ -137,6 +137,7 @@ class TestGenerate:
             ("[request id: 7] Exceeds maximum queue size", QueueFullError),
             ("the engine process has died; the request is lost", UnavailableError),
             ("the engine process could not be started: dtype: not supported", UnavailableError),
+            ("Stub process 'tokenizer_0_0' is not healthy.", UnavailableError),
             ("the request was cancelled", RequestCancelledError),
             ("internal error", ServerError),
         ],

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,8 +47,13 @@ _CALM_S = 15.0  # between service going on and the next strike
 _SERVING_WITHIN_S = 60.0
 _GONE_WITHIN_S = 20.0
 _SHARE_HOSTILE, _SHARE_CANCELLED = 0.1, 0.25
-_EXAMPLES = 20
-# Roles as in `members`, in the order in which they are struck.
+_EXAMPLES = 3
+# Roles as in `members`, in the order in which they are struck; the gateway at the begin alone, so
+# that the growth of its memory can be judged.
+FIRST: tuple[tuple[str, signal.Signals], ...] = (
+    ("gateway", signal.SIGSTOP),
+    ("gateway", signal.SIGKILL),
+)
 STRIKES: tuple[tuple[str, signal.Signals], ...] = (
     ("engine process", signal.SIGKILL),
     ("detokenizer", signal.SIGSTOP),
@@ -56,9 +62,7 @@ STRIKES: tuple[tuple[str, signal.Signals], ...] = (
     ("tokenizer", signal.SIGKILL),
     ("tokenizer", signal.SIGSTOP),
     ("engine", signal.SIGKILL),
-    ("gateway", signal.SIGSTOP),
     ("detokenizer", signal.SIGKILL),
-    ("gateway", signal.SIGKILL),
 )
 
 
@@ -66,13 +70,12 @@ class Stream:
     """The events of one streamed answer, as they come.
 
     Attributes:
-        ends: how many ends were seen: `[DONE]`, `message_stop`, `response.completed` and the like,
-            or an error without one of these behind it.
-        error: the message of the first error event.
+        error: the first error event.
     """
 
     def __init__(self) -> None:
-        self.ends = 0
+        self._num_done = 0  # of `[DONE]`, which follows the last event of OpenAI's APIs
+        self._num_last = 0  # of `message_stop`, `response.completed` and the like
         self.error = ""
         self._buffer = b""
 
@@ -85,22 +88,24 @@ class Stream:
 
     def _event(self, data: bytes) -> None:
         if data == b"[DONE]":
-            self.ends += 1
+            self._num_done += 1
             return
         event = json.loads(data)
         kind = event.get("type")
         if "error" in event and event["error"] is not None:
             self.error = self.error or json.dumps(event["error"])
-            self.ends += kind == "error"  # Anthropic's has no other end
+            self._num_last += kind == "error"  # Anthropic's has no other end
         elif kind in _LAST_EVENTS:
-            self.ends += 1
+            self._num_last += 1
+            if kind == "response.failed":
+                self.error = json.dumps(event["response"]["error"])
 
     @property
     def outcome(self) -> str:
         """`complete`, `error event`, `cut off` or `ended more than once`."""
-        if self.ends > 1:
+        if max(self._num_done, self._num_last) > 1:
             return "ended more than once"
-        if not self.ends:
+        if not (self._num_done or self._num_last):
             return "cut off"
         return "error event" if self.error else "complete"
 
@@ -136,10 +141,10 @@ class Result:
     trends: list[tuple[str, str, Trend]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def problem(self, text: str) -> None:
-        """Keep a problem, if there are not many already."""
-        if len(self.problems) < _EXAMPLES:
-            self.problems.append(text)
+    def problem(self, kind: str, text: str) -> None:
+        """Keep a problem, if there are not several of its kind already."""
+        if sum(each.startswith(kind) for each in self.problems) < _EXAMPLES:
+            self.problems.append(f"{kind}: {text}")
 
     def show(self) -> None:
         """Print the tables."""
@@ -166,6 +171,7 @@ class Storm:
         self._session = session
         self._rng = random.Random(seed)
         self._gateway_strikes = 0
+        self._gateway_is_struck = False
 
     @contextlib.asynccontextmanager
     async def raging(self, workers: int) -> AsyncIterator[None]:
@@ -177,7 +183,7 @@ class Storm:
             self.gate.end()
             for error in await asyncio.gather(*tasks, return_exceptions=True):
                 if error is not None:
-                    self.result.problem(f"a worker ended: {error!r}")
+                    self.result.problem("a worker ended", repr(error))
 
     async def _work(self) -> None:
         while not self.gate.ended:
@@ -193,6 +199,7 @@ class Storm:
         body = await asyncio.to_thread(hostile.body)
         outcome, text = await self._send(hostile.path, body, streamed=False)
         self._record(f"hostile, {hostile.name}", outcome, text, strikes)
+        await asyncio.sleep(0.2)
 
     async def _valid(self, *, cancelled: bool) -> None:
         route = self._rng.choice(ROUTES)
@@ -209,6 +216,8 @@ class Storm:
                 return
         outcome, text = await sending
         self._record(route, outcome, text, strikes)
+        if outcome.startswith("4") and outcome != "429":
+            self.result.problem(f"{route}: a valid request was refused", text)
         if outcome not in ("complete", "200"):
             await asyncio.sleep(0.2)  # as a client does that tries again
 
@@ -234,17 +243,19 @@ class Storm:
 
     def _record(self, kind: str, outcome: str, text: str, strikes: int) -> None:
         self.result.outcomes[f"{kind}: {outcome}"] += 1
-        if not is_an_end(outcome, gateway_was_struck=strikes != self._gateway_strikes):
-            self.result.problem(f"{kind}: {outcome}: {text}")
+        was_struck = self._gateway_is_struck or strikes != self._gateway_strikes
+        if not is_an_end(outcome, gateway_was_struck=was_struck):
+            self.result.problem(f"{kind}: {outcome}", text)
 
     async def strike(self, role: str, number: signal.Signals) -> None:
         """Kill the process with `role`, or stop it for a while, and wait for service to go on."""
         victim = members(self._running).get(role)
         what = f"{role}: {number.name}"
         if victim is None:
-            self.result.problem(f"{what}: it was not there")
+            self.result.problem(what, "it was not there")
             return
         self._gateway_strikes += role == "gateway"
+        self._gateway_is_struck = role == "gateway"
         victim.send_signal(number)
         if number == signal.SIGSTOP:
             await asyncio.sleep(_STOPPED_S)
@@ -252,8 +263,8 @@ class Storm:
                 victim.send_signal(signal.SIGCONT)
         begin = time.monotonic()
         if not await until(self._is_served, _SERVING_WITHIN_S, 0.2):
-            self.result.problem(f"{what}: no service within {_SERVING_WITHIN_S:.0f} s")
-        self._gateway_strikes += role == "gateway"
+            self.result.problem(what, f"no service within {_SERVING_WITHIN_S:.0f} s")
+        self._gateway_is_struck = False
         self.result.recoveries.setdefault(what, []).append(time.monotonic() - begin)
 
     async def _is_served(self) -> bool:
@@ -335,7 +346,10 @@ async def storm(running: Running, *, seconds: float, seed: int = 0) -> Result:
     growth = Growth(running)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=_REQUEST_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+    headers = {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession(
+        timeout=timeout, connector=connector, headers=headers
+    ) as session:
         raging = Storm(running, session, seed)
         async with raging.raging(_WORKERS):
             await _strike_in_turn(raging, growth, seconds)
@@ -351,7 +365,7 @@ async def storm(running: Running, *, seconds: float, seed: int = 0) -> Result:
 
 async def _strike_in_turn(raging: Storm, growth: Growth, seconds: float) -> None:
     end = time.monotonic() + seconds
-    for role, number in STRIKES * 100:
+    for role, number in chain(FIRST, cycle(STRIKES)):
         calm = time.monotonic() + _CALM_S
         while time.monotonic() < calm:
             await asyncio.to_thread(growth.take)
