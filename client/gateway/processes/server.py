@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import os
@@ -24,6 +25,9 @@ from client.gateway.settings import DEFAULT_PORT, GatewaySettings
 _POLL_S = 0.1
 _LAST_EVENTS_S = 1.0  # that clients have to read how their answers ended
 BACKLOG = 2048  # connections that wait to be accepted
+# Options of glibc's mallopt.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_MMAP_BYTES = 2**17  # what glibc begins with
 
 
 class Server(uvicorn.Server):
@@ -108,10 +112,25 @@ def run(server: Server, sockets: list[socket.socket] | None = None) -> None:
     # What the start has made stays: 90,000 objects, in which looking for garbage took 60 ms, for
     # which all streams stood still.
     gc.freeze()
+    give_back_large_bodies()
     # Each connection takes a descriptor. The usual limit of 1024 is for programs that use `select`.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     server.run(sockets)
+
+
+def give_back_large_bodies() -> None:
+    """Have this process return the memory of large bodies to the system when they are freed.
+
+    glibc raises the size from which memory is its own mapping, up to 32 MiB, whenever such a one is
+    freed, and has heaps for each thread: what a large body took stays between small objects. After
+    a minute of bodies of megabytes a gateway without requests kept 400 MiB, and more each minute;
+    with these two bounds 110 to 160 MiB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # not in other C libraries
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_M_ARENA_MAX, 2)
 
 
 def configure_logging() -> None:
