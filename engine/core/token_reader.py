@@ -23,8 +23,8 @@ from engine.core.schedule import RUNNING, SKIPPED, Samples, Schedule
 from engine.core.slot_states import SlotStates
 from engine.text.byte_sets import ByteSets
 
-# By what the device says of a row: its sequence goes on, or why it has ended.
 _MAX_WAIT_S = 0.005  # that arrivals may wait while nothing but grammars is to be waited for
+# By what the device says of a row: its sequence goes on, or why it has ended.
 _FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
 
 

@@ -58,11 +58,8 @@ class Admission:
     def _may_displace(self, new: Load, priority: int, tenant: str) -> bool:
         """Whether the engine may refuse others for a request, if there is no room for all."""
         if self._has_priorities:
-            ahead = [load for each, load in self._by_priority.items() if each <= priority]
-            load = Load(
-                sum(each.num_sequences for each in ahead), sum(each.num_tokens for each in ahead)
-            )
-            if self._limits.have_room(load.beyond(self._max_running), new):
+            ahead = (load for each, load in self._by_priority.items() if each <= priority)
+            if self._limits.have_room(sum(ahead, Load()).beyond(self._max_running), new):
                 return True
         own = self._limits.share(self._by_tenant.get(tenant, Load()) + new)
         most = self._largest.first()
