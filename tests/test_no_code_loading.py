@@ -57,6 +57,20 @@ def test_no_source_runs_code_of_others(path: Path) -> None:
     assert list(offences(path.read_text(encoding="utf-8"))) == []
 
 
+STAGES = sorted((ROOT / "model_repository").glob("*/*/model.py"))
+
+
+@pytest.mark.parametrize("path", STAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_stage_imports_files_of_the_working_directory(path: Path) -> None:
+    first, *_ = (
+        ast.unparse(node)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if not isinstance(node, ast.Import | ast.ImportFrom)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    )
+    assert first == "sys.path[:] = filter(None, sys.path)"
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from engine.checkpoint.hub import resolve_checkpoint
@@ -23,6 +22,7 @@ from engine.protocol.messages import DetokenizerInput
 from engine.service.cancellation import CancelPoller
 from engine.service.channel import Channel, ChannelError
 from engine.service.outputs import chunk_tensors
+from engine.service.parameters import queue_tenant
 from engine.service.sampling_inputs import any_boolean
 from engine.service.stages.postprocessor import Postprocessor
 from engine.service.stages.preprocessor import Preprocessor
@@ -44,6 +44,7 @@ from engine.text.load_tokenizer import load_tokenizer
 log = logging.getLogger("trident.unary")
 
 Respond = Callable[[Tensors | Exception], None]
+_Stages = tuple[Preprocessor, Postprocessor]
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,10 @@ class UnaryStage:
         self._queue = TokenizerQueue.of(config)
         self._numbers = itertools.count(1)
         self._poller = CancelPoller(self._cancel)
+        self._connecting = threading.Lock()
         self._connection: _Connection | None = None
+        self._loading = threading.Lock()
+        self._stages: _Stages | None = None
 
     def submit(self, call: UnaryCall) -> None:
         """Take a request, which is answered from another thread.
@@ -99,7 +103,21 @@ class UnaryStage:
             QueueFullError: as many wait as may.
         """
         arrival_time = time.monotonic()
-        self._queue.put(lambda: self._begin(call, arrival_time), size_of(call.tensors))
+        inputs = InputReader(call.tensors)
+
+        def answer() -> None:
+            self._begin(call, arrival_time)
+
+        if inputs.boolean("stop"):
+            # Not before the request that it stops, which has the same id.
+            self._queue.put_after(answer, call.request_id)
+            return
+        self._queue.put(
+            answer,
+            size_of(call.tensors),
+            tenant=queue_tenant(inputs, call.parameters, self._config.tenant_key),
+            request_id=call.request_id,
+        )
 
     def close(self) -> None:
         """Answer what waits; what the engine stub has gets an error."""
@@ -108,7 +126,7 @@ class UnaryStage:
         if self._connection is not None:
             self._connection.close()
 
-    # ---- in the queue's thread --------------------------------------------------------------
+    # ---- in the queue's threads -------------------------------------------------------------
 
     def _begin(self, call: UnaryCall, arrival_time: float) -> None:
         number = next(self._numbers)
@@ -134,7 +152,7 @@ class UnaryStage:
                 f"{self._config.served_model_name or 'ensemble'} for a stream"
             )
         asked = parse_inputs(call.tensors, call.parameters, call.timeout_us)
-        preprocess, _ = self._stages
+        preprocess, _ = self._loaded()
         request = preprocess(asked, arrival_time)
         pending = _Pending(
             call.respond,
@@ -150,24 +168,32 @@ class UnaryStage:
         Raises:
             EngineDeadError: there is none.
         """
-        if self._connection is not None and self._connection.is_lost:
-            self._connection.close()
-            self._connection = None
-        if self._connection is None:
-            try:
-                self._connection = _Connection(connect(), self._answer)
-            except OSError as error:
-                log.warning("the engine stub cannot be reached: %s", error)
-                raise EngineDeadError("the model engine is not loaded; try again later") from None
-        return self._connection
+        with self._connecting:
+            if self._connection is not None and self._connection.is_lost:
+                self._connection.close()
+                self._connection = None
+            if self._connection is None:
+                try:
+                    self._connection = _Connection(connect(), self._answer)
+                except OSError as error:
+                    log.warning("the engine stub cannot be reached: %s", error)
+                    raise EngineDeadError(
+                        "the model engine is not loaded; try again later"
+                    ) from None
+            return self._connection
 
-    @cached_property
-    def _stages(self) -> tuple[Preprocessor, Postprocessor]:
-        """What goes before the engine and what follows it, loaded when first needed.
+    def _loaded(self) -> _Stages:
+        """Return what goes before the engine and what follows it, loaded when first needed.
 
         Raises:
             EngineDeadError: they could be loaded when the server started, and now they cannot.
         """
+        with self._loading:
+            if self._stages is None:
+                self._stages = self._load()
+            return self._stages
+
+    def _load(self) -> _Stages:
         config = self._config
         try:
             tokenizer = load_tokenizer(config, resolve_checkpoint(config.model, weights=False))
@@ -199,7 +225,7 @@ class UnaryStage:
             pending.respond(tensors)
 
     def _tensors(self, pending: _Pending, answer: UnaryAnswer) -> Tensors:
-        _, postprocess = self._stages
+        _, postprocess = self._loaded()
         decoded = postprocess(
             DetokenizerInput(
                 0,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import queue
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,8 @@ from engine.errors import EngineDeadError, RequestError
 from engine.protocol.messages import Chunk, OutputDetails
 from engine.service.channel import Channel
 from engine.service.stages import unary
+from engine.service.stages.request_inputs import parse_inputs
+from engine.service.stages.tokenizer_queue import TokenizerQueue
 from engine.service.stages.unary import UnaryCall, UnaryStage
 from engine.service.tensors import Tensors
 from engine.service.unary_link import (
@@ -135,3 +140,81 @@ def test_a_wrong_request_never_reaches_the_stub(stage: UnaryStage, stub: Stub) -
         assert isinstance(error, RequestError)
         assert text in str(error)
     assert stub.channels.empty()
+
+
+def large_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first request count as large: small ones are tokenised beside it."""
+    sizes = iter([2**20])
+    monkeypatch.setattr(unary, "size_of", lambda tensors: next(sizes, 1))
+
+
+def test_stop_waits_for_a_large_request_with_its_id(
+    stage: UnaryStage, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large_first(monkeypatch)
+    began, released = threading.Event(), threading.Event()
+
+    def parse_later(*arguments: Any) -> Any:
+        began.set()
+        assert released.wait(60)
+        return parse_inputs(*arguments)
+
+    monkeypatch.setattr(unary, "parse_inputs", parse_later)
+    answers: Answers = queue.Queue()
+    stage.submit(call(answers, text_input=TEXT, max_tokens=np.array([4])))
+    assert began.wait(60)
+    stage.submit(call(answers, stop=STOP))
+    with pytest.raises(queue.Empty):
+        stub.channels.get(timeout=0.5)
+    released.set()
+    channel = stub.connected()
+    assert isinstance(channel.receive(), UnaryRequest)
+    assert isinstance(channel.receive(), UnaryStop)
+    channel.close()
+
+
+def test_requests_of_two_threads_share_one_connection(
+    stage: UnaryStage, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large_first(monkeypatch)
+    connecting, second_parsed = threading.Event(), threading.Event()
+
+    def connect_later() -> Channel[ToEngineStub, FromEngineStub]:
+        connecting.set()
+        assert second_parsed.wait(60)
+        time.sleep(0.2)  # in which the second thread would connect too
+        return stub.connect()
+
+    def parse(*arguments: Any) -> Any:
+        if connecting.is_set():
+            second_parsed.set()
+        return parse_inputs(*arguments)
+
+    monkeypatch.setattr(unary, "connect", connect_later)
+    monkeypatch.setattr(unary, "parse_inputs", parse)
+    answers: Answers = queue.Queue()
+    asked = {"text_input": TEXT, "max_tokens": np.array([4])}
+    stage.submit(call(answers, **asked))
+    assert connecting.wait(60)
+    stage.submit(replace(call(answers, **asked), request_id="other"))
+    channel = stub.connected()
+    with pytest.raises(queue.Empty):
+        stub.channels.get(timeout=0.5)
+    assert all(isinstance(channel.receive(), UnaryRequest) for _ in range(2))
+    channel.close()
+
+
+def test_requests_wait_as_their_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = UnaryStage(EngineConfig(tenant_key="k" * 16))
+    waiting: list[str] = []
+
+    def put(answer: Any, num_bytes: int, *, tenant: str = "", request_id: str = "") -> None:
+        waiting.append(tenant)
+
+    monkeypatch.setattr(TokenizerQueue, "put", lambda self, *args, **named: put(*args, **named))
+    answers: Answers = queue.Queue()
+    for key in ("k" * 16, "wrong"):
+        named = {"tenant": "a", "tenant_key": key}
+        stage.submit(replace(call(answers, text_input=TEXT), parameters=named))
+    stage.close()
+    assert waiting == ["a", ""]
