@@ -187,11 +187,11 @@ class AsyncTransport:
             self._open = _Open(_channel(self._session.connection), loop)
         if self._open.process != os.getpid():
             raise ConfigurationError(
-                "the client was used before this process was forked: make another one here"
+                "make another one here", param="the client was used before this process was forked"
             )
         if self._open.loop is not loop:
             raise ConfigurationError(
-                "the client is in use by another event loop: make one for each loop"
+                "make one for each loop", param="the client is in use by another event loop"
             )
         return self._open
 

@@ -111,26 +111,27 @@ def address(url: str) -> tuple[str, bool]:
         ConfigurationError: it is none of these.
     """
     if not isinstance(url, str):
-        raise ConfigurationError(f"url: must be a string (got {type(url).__name__})")
+        raise ConfigurationError(f"must be a string (got {type(url).__name__})", param="url")
     if _RESOLVERS.match(url):
         return url, False
     scheme, separator, rest = url.rpartition("://")
     if separator and scheme.lower() not in ("grpc", "grpcs"):
         raise ConfigurationError(
-            f"url: {url!r}: {scheme}:// is not supported; give the host and port of the server's "
-            "gRPC service, such as localhost:8001 (grpcs://host:port for TLS)"
+            f"{url!r}: {scheme}:// is not supported; give the host and port of the server's "
+            "gRPC service, such as localhost:8001 (grpcs://host:port for TLS)",
+            param="url",
         )
     target = rest.removesuffix("/") if separator else url
     match = _HOST_AND_PORT.fullmatch(target)
     if match is None or not 0 < int(match[2]) < 65536:
-        raise ConfigurationError(f"url: {url!r}: must be host:port, such as localhost:8001")
+        raise ConfigurationError(f"{url!r}: must be host:port, such as localhost:8001", param="url")
     return target, scheme.lower() == "grpcs"
 
 
 def _milliseconds(connect_timeout: float) -> int:
     if not 0.001 <= connect_timeout <= 3600:
         raise ConfigurationError(
-            f"connect_timeout: must be between 0.001 and 3600 s (got {connect_timeout})"
+            f"must be between 0.001 and 3600 s (got {connect_timeout})", param="connect_timeout"
         )
     return round(connect_timeout * 1000)
 
@@ -139,7 +140,7 @@ def _credentials(ssl: SSLOptions | None) -> grpc.ChannelCredentials | None:
     if ssl is None:
         return None
     if (ssl.private_key is None) != (ssl.certificate_chain is None):
-        raise ConfigurationError("ssl: private_key and certificate_chain go together")
+        raise ConfigurationError("private_key and certificate_chain go together", param="ssl")
     return grpc.ssl_channel_credentials(
         _content("root_certificates", ssl.root_certificates),
         _content("private_key", ssl.private_key),
@@ -153,7 +154,7 @@ def _content(name: str, path: str | PathLike[str] | None) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"ssl: {name}: {path}: {error.strerror}") from None
+        raise ConfigurationError(f"{name}: {path}: {error.strerror}", param="ssl") from None
 
 
 def _options(ssl: SSLOptions | None, connect_timeout_ms: int) -> ChannelOptions:
@@ -180,8 +181,8 @@ def _headers(headers: Mapping[str, str]) -> Headers:
     lowered = tuple((name.lower(), value) for name, value in headers.items())
     for name, value in lowered:
         if not _HEADER_NAME.fullmatch(name) or name.endswith("-bin"):
-            raise ConfigurationError(f"headers: {name!r} is not the name of a text header")
+            raise ConfigurationError(f"{name!r} is not the name of a text header", param="headers")
         if not _HEADER_VALUE.fullmatch(value):
             # Not the value itself: it may be a key.
-            raise ConfigurationError(f"headers: the value of {name} is not visible ASCII")
+            raise ConfigurationError(f"the value of {name} is not visible ASCII", param="headers")
     return lowered

@@ -1,31 +1,68 @@
 """Every error that the client raises for its users, in one tree.
 
-The text of each is one line fit to be shown; `from_status` and `from_text` map what a server
-answers.
+The text of each is one line fit to be shown; `from_status`, `from_text` and `from_openai` map what
+a server answers.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
+
+from client.error_codes import ERROR_CODES
 
 
 class TridentClientError(Exception):
-    """Base of all errors raised by `client`."""
+    """Base of all errors raised by `client`.
+
+    Attributes:
+        code: a word for programs, as in `client.error_codes`.
+        message: what is wrong and what to do next, without the fields.
+        params: the fields that are wrong; the first is the one to point at.
+        figures: numbers of the message, by name, for programs.
+    """
+
+    code: str = "internal"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | Sequence[str] = (),
+        code: str | None = None,
+        **figures: int,
+    ) -> None:
+        """Make an error whose text is `message`, after the field or fields `param`."""
+        self.code = code or type(self).code
+        self.message = message
+        self.params = (param,) if isinstance(param, str) else tuple(param)
+        self.figures = figures
+        super().__init__(f"{', '.join(self.params)}: {message}" if self.params else message)
 
 
 class InvalidRequestError(TridentClientError, ValueError):
     """The request is wrong; sending it again fails again. The text names the field."""
 
+    code: str = "invalid_value"
+
 
 class UnsupportedRequestError(InvalidRequestError):
     """The request asks for something that this server does not offer."""
+
+    code: str = "unsupported"
 
 
 class ConfigurationError(TridentClientError, ValueError):
     """An argument of the client itself is wrong: a certificate file, a header, a retry policy."""
 
+    code: str = "invalid_setting"
+
 
 class AccessDeniedError(TridentClientError):
     """The server wants a header with the right key for this; see `headers` of the client."""
+
+    code: str = "access_denied"
 
 
 class TLSError(TridentClientError):
@@ -38,6 +75,8 @@ class UnavailableError(TridentClientError):
     This class, with those below it, is what a `RetryPolicy` tries again.
     """
 
+    code: str = "unavailable"
+
 
 class ConnectError(UnavailableError):
     """There is no connection with the server: the request was never sent."""
@@ -46,9 +85,13 @@ class ConnectError(UnavailableError):
 class QueueFullError(UnavailableError):
     """The server's waiting queue is at its limit; retry after a moment."""
 
+    code: str = "queue_full"
+
 
 class RequestTimeoutError(TridentClientError, TimeoutError):
     """The request took longer than its `timeout`; the server was told to drop it."""
+
+    code: str = "timeout"
 
 
 class ReadTimeoutError(RequestTimeoutError):
@@ -57,6 +100,8 @@ class ReadTimeoutError(RequestTimeoutError):
 
 class RequestCancelledError(TridentClientError):
     """The request was cancelled before it finished."""
+
+    code: str = "cancelled"
 
 
 class ServerError(TridentClientError):
@@ -76,42 +121,31 @@ _BY_STATUS: Mapping[str, type[TridentClientError]] = {
     "UNAUTHENTICATED": AccessDeniedError,
     "PERMISSION_DENIED": AccessDeniedError,
 }
-# Codes and types of OpenAI's errors. Another try soon is no use if the key's limit is reached.
-_BY_OPENAI: Mapping[str, type[TridentClientError]] = {
+_BY_CODE: Mapping[str, type[TridentClientError]] = {
     "queue_full": QueueFullError,
-    "unavailable": UnavailableError,
-    "unsupported": UnsupportedRequestError,
+    "rate_limit_exceeded": TridentClientError,  # another try soon is no use
+}
+# Types of OpenAI's errors, of servers that give other codes or none.
+_BY_OPENAI: Mapping[str, type[TridentClientError]] = {
     "invalid_request_error": InvalidRequestError,
     "authentication_error": AccessDeniedError,
     "timeout_error": RequestTimeoutError,
     "rate_limit_error": TridentClientError,
 }
-# "Maximum queue size of ... reached" is the engine's, which other servers' clients expect; "Exceeds
-# maximum queue size" is Triton's, for a model with a queue limit of its own.
-_QUEUE_FULL = r"[Mm]aximum queue size"
+# What follows the text of an error of ours: `engine.errors` writes it.
+_SUFFIX = re.compile(r" \[code=(\w+)((?: \w+=\S+)*)\]\Z")
 
-
-# A field as Trident names it: `n`, `messages[0].role`, `messages[0]["a b"]`.
-PLACE = r'(?:[A-Za-z_][\w-]*|\["(?:[^"\\]|\\.)*"\])(?:\.[\w-]+|\[\d+\]|\["(?:[^"\\]|\\.)*"\])*'
-
-# An error inside a stream comes without its code, and the header `triton_grpc_error` that would
-# bring it makes tritonserver 24.10 abort; so the text has to tell. The first match counts.
-_BY_TEXT: Sequence[tuple[str, type[TridentClientError]]] = (
-    (_QUEUE_FULL, QueueFullError),
-    (r"^the engine process", UnavailableError),  # whatever else the reason names
-    (r"\bsupported\b", UnsupportedRequestError),
-    (rf"^{PLACE}(, {PLACE})*: ", InvalidRequestError),  # Trident begins with the field's name
-    (r"^(the )?request (id|parameters)\b", InvalidRequestError),
-    (r"unknown model|^unexpected |^inference input|but expect", InvalidRequestError),  # Triton
-    (r"was cancelled", RequestCancelledError),
-    # Triton's, of a stage that has died: "Stub process 'tokenizer_0_0' is not healthy."
-    (r"unavailable|not ready|is not healthy", UnavailableError),
-)
-# Statuses that say less than their texts.
-_BY_STATUS_AND_TEXT: Sequence[tuple[str, str, type[TridentClientError]]] = (
-    ("UNAVAILABLE", _QUEUE_FULL, QueueFullError),
-    ("UNAVAILABLE", r"protocol is restricted", AccessDeniedError),  # tritonserver's own words
-    ("RESOURCE_EXHAUSTED", r"larger than max", InvalidRequestError),  # gRPC's own words
+# Errors of tritonserver itself have no code, and within a stream no status either: its own words,
+# and gRPC's, say what they are. Beside each code are the statuses for which the words count.
+_TRITON_TEXTS: Sequence[tuple[str, str, tuple[str, ...]]] = (
+    (r"[Mm]aximum queue size", "queue_full", ("UNAVAILABLE",)),  # of a model's own queue policy
+    (r"protocol is restricted", "access_denied", ("UNAVAILABLE",)),
+    (r"unknown model", "unknown_model", ("NOT_FOUND", "UNAVAILABLE")),
+    (r"larger than max", "invalid_value", ("RESOURCE_EXHAUSTED",)),
+    (r"^unexpected |^inference input|but expect", "invalid_value", ()),
+    (r"was cancelled", "cancelled", ()),
+    # Of a stage that has died: "Stub process 'tokenizer_0_0' is not healthy."
+    (r"unavailable|not ready|is not healthy", "unavailable", ()),
 )
 
 
@@ -120,17 +154,33 @@ def from_status(status: str, message: str) -> TridentClientError:
 
     Statuses that are not the client's doing (INTERNAL, UNKNOWN, ...) become `ServerError`.
     """
-    for known, pattern, kind in _BY_STATUS_AND_TEXT:
-        if status == known and re.search(pattern, message):
-            return kind(message)
-    return _BY_STATUS.get(status, ServerError)(message or status)
+    if (error := _with_code(message)) is not None:
+        return error
+    text = _own_words(message)
+    for pattern, code, statuses in _TRITON_TEXTS:
+        if status in statuses and re.search(pattern, text):
+            return _made(text, code)
+    return _BY_STATUS.get(status, ServerError)(text or status)
+
+
+def from_text(message: str) -> TridentClientError:
+    """Return the error for the text of one that came inside a stream, without its status.
+
+    The header `triton_grpc_error` that would bring the status makes tritonserver 24.10 abort.
+    """
+    if (error := _with_code(message)) is not None:
+        return error
+    text = _own_words(message)
+    codes = (code for pattern, code, _ in _TRITON_TEXTS if re.search(pattern, text))
+    return _made(text, next(codes, "internal"))
 
 
 def from_openai(error: Mapping[str, object]) -> TridentClientError:
     """Return the error for the object `error` in a gateway's answer, which is in OpenAI's form."""
-    kinds = (_BY_OPENAI.get(str(error.get(name))) for name in ("code", "type"))
-    kind = next((kind for kind in kinds if kind is not None), ServerError)
-    return kind(str(error["message"]))
+    text, code, param = str(error["message"]), error.get("code"), error.get("param")
+    if isinstance(code, str) and code in ERROR_CODES:
+        return _made(text, code, (param,) if isinstance(param, str) else ())
+    return _BY_OPENAI.get(str(error.get("type")), ServerError)(text)
 
 
 def from_connection(message: str, url: str) -> TridentClientError:
@@ -155,10 +205,27 @@ def from_connection(message: str, url: str) -> TridentClientError:
     return error
 
 
-def from_text(message: str) -> TridentClientError:
-    """Return the error for the text of one that came inside a stream."""
-    own_words = re.sub(r"^in ensemble '[^']+', ", "", message)
-    for pattern, kind in _BY_TEXT:
-        if re.search(pattern, own_words):
-            return kind(own_words)
-    return ServerError(own_words)
+def _with_code(text: str) -> TridentClientError | None:
+    """Return the error of a text that ends with its code; None if it does not."""
+    suffix = _SUFFIX.search(text)
+    if suffix is None or suffix[1] not in ERROR_CODES:
+        return None
+    values = dict(each.split("=", 1) for each in suffix[2].split())
+    params = [unquote(each) for each in values.pop("param", "").split(",") if each]
+    figures = {name: int(each) for name, each in values.items() if each.isdecimal()}
+    return _made(_own_words(text[: suffix.start()]), suffix[1], params, figures)
+
+
+def _made(
+    text: str, code: str, params: Sequence[str] = (), figures: Mapping[str, int] = {}
+) -> TridentClientError:
+    """Return the error with a code of the table; `text` begins with the fields `params`."""
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(ERROR_CODES[code].grpc, ServerError)
+    fields = f"{', '.join(params)}: "
+    if not text.startswith(fields):  # it was cut
+        params, fields = (), ""
+    return kind(text.removeprefix(fields), param=params, code=code, **figures)
+
+
+def _own_words(text: str) -> str:
+    return re.sub(r"^in ensemble '[^']+', ", "", text)

@@ -58,7 +58,7 @@ class GatewayClient:
         self._headers = {"content-type": "application/json", **key, **headers}
         for name, value in self._headers.items():
             if not (name + value).isascii() or not (name + value).isprintable():
-                raise ConfigurationError(f"{name}: is not printable ASCII")  # it may be a key
+                raise ConfigurationError("is not printable ASCII", param=name)  # it may be a key
         self._retry = retry
 
     def stream(

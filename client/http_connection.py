@@ -38,11 +38,13 @@ class HTTPAddress:
         except ValueError:
             parts, port = urlsplit(""), None
         if not parts.hostname or parts.query or parts.fragment or parts.username:
-            raise ConfigurationError(f"url: {url!r}: must be http://host:port or https://host:port")
+            raise ConfigurationError(
+                f"{url!r}: must be http://host:port or https://host:port", param="url"
+            )
         self.path = parts.path.rstrip("/").removesuffix("/v1")
         is_secure = parts.scheme.lower() == "https"
         if ssl and not is_secure:
-            raise ConfigurationError(f"url: {url!r}: has no TLS; give https://host:port")
+            raise ConfigurationError(f"{url!r}: has no TLS; give https://host:port", param="url")
         self._host, self._port = parts.hostname, port or (443 if is_secure else 80)
         self.name = f"{self._host}:{self._port}"
         options = ssl if isinstance(ssl, SSLOptions) else SSLOptions()
@@ -92,11 +94,11 @@ class _TLSConnection(HTTPConnection):
 
 def _context(options: SSLOptions) -> tls.SSLContext:
     if (options.private_key is None) != (options.certificate_chain is None):
-        raise ConfigurationError("ssl: private_key and certificate_chain go together")
+        raise ConfigurationError("private_key and certificate_chain go together", param="ssl")
     try:
         context = tls.create_default_context(cafile=options.root_certificates)
         if options.certificate_chain is not None:
             context.load_cert_chain(options.certificate_chain, options.private_key)
     except (OSError, ValueError) as error:  # also what OpenSSL says
-        raise ConfigurationError(f"ssl: the certificates cannot be used: {error}") from None
+        raise ConfigurationError(f"the certificates cannot be used: {error}", param="ssl") from None
     return context

@@ -144,7 +144,7 @@ def stop(request_id: str, model: str = ENSEMBLE) -> Request:
         InvalidRequestError: the id is empty or cannot be sent.
     """
     if not request_id:
-        raise InvalidRequestError("request_id: must not be empty")
+        raise InvalidRequestError("must not be empty", param="request_id")
     return Request(model, (_boolean("stop", True),), _checked_id(request_id))
 
 
@@ -194,7 +194,7 @@ def _prompt(
         raise InvalidRequestError("give either a prompt or messages")
     if messages is None:
         if chat_parameters is not None:
-            raise InvalidRequestError("chat_parameters: needs messages")
+            raise InvalidRequestError("needs messages", param="chat_parameters")
         if isinstance(prompt, (list, tuple)):
             return [_int32s("input_ids", prompt)]
         return [_string("text_input", prompt)]
@@ -217,7 +217,7 @@ def _int32(name: str, value: int) -> Tensor:
     try:
         return Tensor(name, "INT32", struct.pack("<i", value))
     except struct.error:
-        raise InvalidRequestError(f"{name}: must be a 32-bit integer (got {value!r})") from None
+        raise InvalidRequestError(f"must be a 32-bit integer (got {value!r})", param=name) from None
 
 
 def _int32s(name: str, values: Sequence[int]) -> Tensor:
@@ -243,7 +243,7 @@ def json_text(what: str, value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{what}: cannot be written as JSON: {error}") from None
+        raise InvalidRequestError(f"cannot be written as JSON: {error}", param=what) from None
 
 
 def _object(what: str, members: Mapping[str, Any]) -> str:
@@ -262,8 +262,8 @@ def _checked_id(request_id: str) -> str:
 
 def _utf8(name: str, text: Any) -> bytes:
     if not isinstance(text, str):
-        raise InvalidRequestError(f"{name}: must be a string (got {type(text).__name__})")
+        raise InvalidRequestError(f"must be a string (got {type(text).__name__})", param=name)
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(f"{name}: is not valid Unicode: {error.reason}") from None
+        raise InvalidRequestError(f"is not valid Unicode: {error.reason}", param=name) from None

@@ -47,7 +47,7 @@ class RetryPolicy:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ConfigurationError(
-                    f"retry: {name} must be between {low} and {high} (got {value})"
+                    f"{name} must be between {low} and {high} (got {value})", param="retry"
                 )
 
     def delays(self, chance: Callable[[], float] = random.random) -> Iterator[float]:

@@ -31,7 +31,9 @@ class Timeout:
         for name in ("total", "read"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and value > 0):
-                raise ConfigurationError(f"timeout: {name} must be above 0 s (got {value!r})")
+                raise ConfigurationError(
+                    f"{name} must be above 0 s (got {value!r})", param="timeout"
+                )
 
     @classmethod
     def of(cls, timeout: float | Timeout | None) -> Timeout:
@@ -53,7 +55,7 @@ def limits(timeout: float | Timeout | None, default: Timeout) -> tuple[float, fl
     elif timeout is None:
         timeout = default.total
     elif not _is_number(timeout):
-        raise InvalidRequestError(f"timeout: must be a number of seconds (got {timeout!r})")
+        raise InvalidRequestError(f"must be a number of seconds (got {timeout!r})", param="timeout")
     return _or_infinite(timeout), _or_infinite(default.read)
 
 

@@ -176,7 +176,8 @@ class Transport:
                 weakref.finalize(self, self._open.end)  # the end of the program is one of its times
             if self._open.process != os.getpid():
                 raise ConfigurationError(
-                    "the client was used before this process was forked: make another one here"
+                    "make another one here",
+                    param="the client was used before this process was forked",
                 )
             return self._open
 

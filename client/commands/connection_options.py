@@ -111,7 +111,7 @@ def access(
             if path is not None:
                 path.open("rb").close()
         except OSError as error:
-            raise ConfigurationError(f"{option}: {path}: {error.strerror}") from None
+            raise ConfigurationError(f"{path}: {error.strerror}", param=option) from None
     ssl = SSLOptions(tls_ca, tls_key, tls_cert, tls_name)
     headers = dict(_header_pairs(header or ()))
     return Access(served_model_name, ssl if tls or ssl != SSLOptions() else False, headers)
@@ -172,5 +172,5 @@ def _header_pairs(headers: Iterable[str]) -> Iterable[tuple[str, str]]:
     for header in headers:
         name, separator, value = header.partition("=")
         if not separator:
-            raise ConfigurationError(f"--header {name}: must be NAME=VALUE")
+            raise ConfigurationError("must be NAME=VALUE", param=f"--header {name}")
         yield name, value

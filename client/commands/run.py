@@ -82,8 +82,8 @@ def _prompt(given: str | None) -> str:
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequestError(f"standard input: is not UTF-8: {error.reason}") from None
+        raise InvalidRequestError(f"is not UTF-8: {error.reason}", param="standard input") from None
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
-        raise InvalidRequestError("standard input: is empty")
+        raise InvalidRequestError("is empty", param="standard input")
     return text

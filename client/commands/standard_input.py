@@ -8,4 +8,4 @@ from client.errors import InvalidRequestError
 def require_standard_input() -> None:
     """Raise `InvalidRequestError` if there is none, as after `<&-`."""
     if sys.stdin is None:
-        raise InvalidRequestError("standard input: is closed")
+        raise InvalidRequestError("is closed", param="standard input")

@@ -207,10 +207,10 @@ def _check(body: CompletionRequest) -> None:
     if body.suffix:
         raise unsupported("suffix", "the model cannot fill in the middle")
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options: needs stream", param="stream_options")
+        raise ApiError("needs stream", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "not together with stream")
     if not body.prompt:
-        raise ApiError(400, "prompt: must not be empty", param="prompt")
+        raise ApiError("must not be empty", param="prompt")
     if len(body.prompts()) > MAX_PROMPTS:
-        raise ApiError(400, f"prompt: at most {MAX_PROMPTS} prompts at once", param="prompt")
+        raise ApiError(f"at most {MAX_PROMPTS} prompts at once", param="prompt")

@@ -32,8 +32,8 @@ async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
     """
     model, inputs = gateway.model_named(body.model), prompts_of(body.input)
     if not 1 <= len(inputs) <= MAX_INPUTS:
-        text = f"input: must have 1 to {MAX_INPUTS} elements, not {len(inputs)}"
-        raise ApiError(400, text, param="input")
+        text = f"must have 1 to {MAX_INPUTS} elements, not {len(inputs)}"
+        raise ApiError(text, param="input")
     request_id = f"embd-{uuid4().hex}"
     options = body.model_dump(include={"cache_salt", "truncate_prompt_tokens"}, exclude_none=True)
     asked = [
@@ -51,7 +51,7 @@ async def embeddings(gateway: Gateway, body: EmbeddingsRequest) -> Embeddings:
         async for number, chunk in chunks:
             usage.add(number, chunk)
             if chunk.embedding is None:
-                raise ApiError(500, "the answer was ended from outside", "server_error")
+                raise ApiError("the answer was ended from outside", code="internal")
             found[number] = _json(chunk.embedding, body)  # at once, not all of them at the end
     num_tokens = usage.usage().prompt_tokens
     data = [Embedding(found[number], number) for number in range(len(inputs))]
@@ -63,6 +63,6 @@ def _json(embedding: Sequence[float], body: EmbeddingsRequest) -> msgspec.Raw:
     if body.dimensions is not None:
         if body.dimensions > len(values):
             has = f"must be at most {len(values)}, what the model has (got {body.dimensions})"
-            raise ApiError(400, f"dimensions: {has}", param="dimensions")
+            raise ApiError(has, param="dimensions")
         values = shortened(values, body.dimensions)
     return encoded(values, body.encoding_format)

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from fastapi.exceptions import RequestValidationError
-from msgspec import UNSET
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Scope
 
-from client.errors import (
-    PLACE,
-    InvalidRequestError,
-    QueueFullError,
-    RequestTimeoutError,
-    TridentClientError,
-    UnavailableError,
-    UnsupportedRequestError,
-)
+from client.error_codes import ERROR_CODES
+from client.errors import TridentClientError, UnavailableError
 from client.gateway.schemas.errors import (
     AnthropicErrorBody,
     AnthropicErrorCode,
@@ -34,62 +25,80 @@ from client.gateway.schemas.errors import (
     ErrorDetail,
 )
 
-INVALID = "invalid_request_error"
 _CLIENT_CLOSED_REQUEST = 499  # nginx's; the status that the log shows
 _RETRY_AFTER_S = 1
 # Inputs of the ensemble that clients of this front know by other names.
 _INPUTS = {"text_input": "prompt", "input_ids": "prompt"}
-_FIELD = re.compile(rf"({PLACE})(?:, {PLACE})*: ")
 # Of pydantic's types of errors, with our own.
 _CODES = {
     "extra_forbidden": "unknown_parameter",
     "thread_unsupported_request": "thread_unsupported_request",
     "unsupported": "unsupported",
 }
-_UNKNOWN_MODEL = "unknown model"  # Triton's words
+_STATUS_CODES = {HTTPStatus.NOT_FOUND: "not_found", HTTPStatus.UNAUTHORIZED: "invalid_api_key"}
 _PREFIX = "/v1"  # that clients forget in the address
 _ANTHROPIC_PATH = f"{_PREFIX}/messages"
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
 
 
-@dataclass
 class ApiError(Exception):
     """An answer that is an error.
 
     Attributes:
+        code: a word for programs, as in `client.error_codes`.
+        message: what is wrong and what to do next, without the fields.
+        params: the fields that are wrong; the first is the one to point at.
         status: of HTTP.
-        message: for the user.
-        type: OpenAI's word for the kind of error.
-        param: the field that is wrong, if one is.
-        code: a word for programs, if there is one.
         retry_after: seconds after which it may go well.
+        figures: numbers of the message, by name.
     """
 
-    status: int
-    message: str
-    type: str = INVALID
-    param: str | None = None
-    code: str | None = None
-    retry_after: int | None = None
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | Sequence[str] = (),
+        code: str = "invalid_value",
+        status: int | None = None,
+        retry_after: int | None = None,
+        figures: Mapping[str, int] = {},
+    ) -> None:
+        """Make an error whose text is `message`, after the field or fields `param`.
+
+        Args:
+            status: another one than that of `code`.
+        """
+        self.code = code
+        self.message = message
+        self.params = (param,) if isinstance(param, str) else tuple(param)
+        self.status = status or ERROR_CODES[code].http
+        self.retry_after = retry_after
+        self.figures = figures
+        super().__init__(f"{', '.join(self.params)}: {message}" if self.params else message)
+
+    @property
+    def param(self) -> str | None:
+        """The field to point at, if there is one."""
+        return next(iter(self.params), None)
+
+    def reworded(self, message: str, param: Sequence[str]) -> ApiError:
+        """Return the same error with other words and fields."""
+        return ApiError(
+            message,
+            param=param,
+            code=self.code,
+            status=self.status,
+            retry_after=self.retry_after,
+            figures=self.figures,
+        )
 
     def body(self, scope: Scope) -> bytes:
         """Return it as JSON, in the form of the API that the request of `scope` asks."""
+        known = ERROR_CODES[self.code]
         if is_anthropic(scope["path"]):
-            kind = "api_error" if self.status >= 500 else INVALID
-            code = UNSET if self.code is None else AnthropicErrorCode(self.code)
-            error = AnthropicErrorDetail(
-                _ANTHROPIC_TYPES.get(self.status, kind), self.message, code
-            )
+            code = AnthropicErrorCode(self.code)
+            error = AnthropicErrorDetail(known.anthropic, str(self), code)
             return msgspec.json.encode(AnthropicErrorBody(error, scope["state"]["request_id"]))
-        detail = ErrorDetail(self.message, self.type, self.param, self.code)
+        detail = ErrorDetail(str(self), known.openai, self.param, self.code)
         return msgspec.json.encode(ErrorBody(detail))
 
     def response(self, scope: Scope) -> Response:
@@ -113,40 +122,31 @@ def from_client(error: TridentClientError, names: Mapping[str, str] = {}) -> Api
     Args:
         names: by patterns of the engine's fields, what the client called them, beside the inputs.
     """
-    message = str(error)
-    if _UNKNOWN_MODEL in message:  # no fault of a client
-        text = f"{message}; see --served-model-name of the gateway"
-        return ApiError(503, text, "server_error", code="unavailable")
-    if isinstance(error, InvalidRequestError):
-        for own, theirs in {**_INPUTS, **names}.items():
-            message = re.sub(rf"(^|; |tokens of ){own}(?![\w/])", rf"\g<1>{theirs}", message)
-        field = _FIELD.match(message)
-        return ApiError(400, message, param=field and field[1], code=_code(error, message))
-    if isinstance(error, QueueFullError):
-        return ApiError(
-            429, message, "rate_limit_error", code="queue_full", retry_after=_RETRY_AFTER_S
-        )
-    if isinstance(error, UnavailableError):
-        return ApiError(
-            503, message, "server_error", code="unavailable", retry_after=_RETRY_AFTER_S
-        )
-    if isinstance(error, RequestTimeoutError):
-        return ApiError(408, message, "timeout_error", code="timeout")
-    return ApiError(500, message, "server_error")
-
-
-def _code(error: InvalidRequestError, message: str) -> str | None:
-    """Return the word for programs: the same as of what this gateway finds itself."""
-    if "max_model_len" in message:
-        return "context_length_exceeded"
-    if message.endswith(": unknown field"):
-        return "unknown_parameter"
-    return "unsupported" if isinstance(error, UnsupportedRequestError) else None
+    if error.code == "unknown_model":  # no fault of a client
+        return ApiError(f"{error}; see --served-model-name of the gateway", code="unavailable")
+    params, message = [*error.params], error.message
+    for own, theirs in {**_INPUTS, **names}.items():
+        pattern = rf"{own}(?![\w/])"
+        text = f"{', '.join(params)}: {message}"
+        found = re.match(pattern, text)
+        if found is not None and found.end() > len(text) - len(message):
+            # What is inside a grammar of ours is a field of theirs.
+            params, message = [theirs], text[found.end() :].removeprefix(": ")
+        params = [re.sub(rf"^{pattern}", theirs, param) for param in params]
+        message = re.sub(rf"(; |tokens of ){pattern}", rf"\g<1>{theirs}", message)
+    may_go_well = isinstance(error, UnavailableError)
+    return ApiError(
+        message,
+        param=params,
+        code=error.code,
+        retry_after=_RETRY_AFTER_S if may_go_well else None,
+        figures=error.figures,
+    )
 
 
 def unsupported(param: str, message: str) -> ApiError:
     """Return the error for a field, or a value of it, that this gateway does not offer."""
-    return ApiError(400, f"{param}: {message}", param=param, code="unsupported")
+    return ApiError(message, param=param, code="unsupported")
 
 
 HANDLERS: Mapping[Any, Any]
@@ -164,7 +164,8 @@ def _http(request: Request, error: HTTPException) -> Response:
     text = str(error.detail)
     if error.status_code == HTTPStatus.NOT_FOUND:
         text = f"there is no {request.url.path[:128]}{_instead(request)}"
-    response = ApiError(error.status_code, text).response(request.scope)
+    code = _STATUS_CODES.get(HTTPStatus(error.status_code), "invalid_value")
+    response = ApiError(text, code=code, status=error.status_code).response(request.scope)
     response.headers.update(error.headers or {})
     return response
 
@@ -178,8 +179,8 @@ def _instead(request: Request) -> str:
 def _wrong_body(request: Request, error: RequestValidationError) -> Response:
     """Name the first field that is wrong, in OpenAI's way: with status 400."""
     if isinstance(error.body, bytes):  # was not read as JSON
-        told = "content-type: must be application/json"
-        return ApiError(400, told, param="content-type").response(request.scope)
+        wrong = ApiError("must be application/json", param="content-type")
+        return wrong.response(request.scope)
     return fault_of(error.errors()).response(request.scope)
 
 
@@ -191,15 +192,15 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if place and place[0] in ("body", "query", "path"):
         del place[0]
     if not place:
-        return ApiError(400, "the body must be a JSON object")
+        return ApiError("the body must be a JSON object")
     param = str(place[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place[1:])
     unknown = fault["type"] == "extra_forbidden"
     text = "unknown field" if unknown else str(fault["msg"]).removeprefix("Value error, ")
-    return ApiError(400, f"{param}: {text}", param=param, code=_CODES.get(fault["type"]))
+    return ApiError(text, param=param, code=_CODES.get(fault["type"], "invalid_value"))
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    failure = ApiError(500, "internal error of the gateway", "server_error")
+    failure = ApiError("internal error of the gateway", code="internal")
     return failure.response(request.scope)
 
 

@@ -89,8 +89,7 @@ class Gateway:
             return self.model_names[0]
         if name not in self.model_names:
             raise ApiError(
-                404,
-                f"model: there is no model {name!r}; there is {', '.join(self.model_names)}",
+                f"there is no model {name!r}; there is {', '.join(self.model_names)}",
                 param="model",
                 code="model_not_found",
             )

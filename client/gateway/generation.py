@@ -88,8 +88,9 @@ def encoded(sampling: Mapping[str, Any]) -> Mapping[str, Any]:
     if (total := sum(sizes.values())) > MAX_SAMPLING_CHARACTERS:
         largest = max(sizes, key=sizes.__getitem__)
         raise InvalidRequestError(
-            f"{largest}: has {sizes[largest]} of the {total} characters of the sampling "
-            f"parameters; at most {MAX_SAMPLING_CHARACTERS} are allowed in all"
+            f"has {sizes[largest]} of the {total} characters of the sampling "
+            f"parameters; at most {MAX_SAMPLING_CHARACTERS} are allowed in all",
+            param=largest,
         )
     return made
 
@@ -102,14 +103,14 @@ def check_chat(messages: Sequence[Message] | None, parameters: Mapping[str, Any]
     """
     if messages is not None and len(messages) > MAX_MESSAGES:
         raise InvalidRequestError(
-            f"messages: has {len(messages)} messages; at most {MAX_MESSAGES} are allowed"
+            f"has {len(messages)} messages; at most {MAX_MESSAGES} are allowed", param="messages"
         )
     sizes = {name: len(msgspec.json.encode(each)) for name, each in (parameters or {}).items()}
     if sum(sizes.values()) > MAX_CHAT_CHARACTERS:
         largest = max(sizes, key=sizes.__getitem__)
         raise InvalidRequestError(
-            f"{largest}: has {sizes[largest]} bytes of JSON; at most {MAX_CHAT_CHARACTERS} are "
-            "allowed"
+            f"has {sizes[largest]} bytes of JSON; at most {MAX_CHAT_CHARACTERS} are allowed",
+            param=largest,
         )
 
 

@@ -143,8 +143,7 @@ class LogprobCount:
         self._count += times * sum(len(position.top) for position in positions)
         if self._count > MAX_LOGPROBS_AT_ONCE:
             raise ApiError(
-                400,
-                f"{field}: the answer has more than {MAX_LOGPROBS_AT_ONCE} log-probabilities, "
+                f"the answer has more than {MAX_LOGPROBS_AT_ONCE} log-probabilities, "
                 "those of all prompts and sequences together; ask for fewer of them, or in "
                 "several requests",
                 param=field,

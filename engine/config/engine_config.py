@@ -44,7 +44,7 @@ from engine.errors import ConfigError
 from engine.json_reader import parse_json
 from engine.text.sections.tags import AUTO, REASONING, TOOL_CALLS
 from engine.validation import unsupported
-from engine.validation.checks import describe
+from engine.validation.checks import error_of
 
 ENV_PREFIX = "TRIDENT_"
 
@@ -219,12 +219,13 @@ class EngineConfig(BaseModel):
     def _consistent(self) -> EngineConfig:
         seqs, tokens = self.max_num_seqs, self.max_num_batched_tokens
         if seqs is not None and tokens is not None and tokens < seqs:
-            raise ValueError(
-                "max_num_batched_tokens: must be at least max_num_seqs, so that every running "
-                f"sequence can advance in a step ({tokens} < {seqs})"
+            raise ConfigError(
+                "must be at least max_num_seqs, so that every running "
+                f"sequence can advance in a step ({tokens} < {seqs})",
+                param="max_num_batched_tokens",
             )
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
-            raise ValueError("long_prefill_token_threshold: needs enable_chunked_prefill")
+            raise ConfigError("needs enable_chunked_prefill", param="long_prefill_token_threshold")
         return self
 
     @property
@@ -243,7 +244,7 @@ class EngineConfig(BaseModel):
         try:
             return cls.model_validate(dict(fields))
         except ValidationError as error:
-            raise ConfigError(describe(error)) from None
+            raise error_of(error, ConfigError) from None
 
     @classmethod
     def load(cls, path: Path, environ: Mapping[str, str] = os.environ) -> EngineConfig:
@@ -256,10 +257,10 @@ class EngineConfig(BaseModel):
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{path.name}: cannot be read: {error.strerror}") from None
+            raise ConfigError(f"cannot be read: {error.strerror}", param=path.name) from None
         fields = parse_json(content, path.name, ConfigError)
         if not isinstance(fields, dict):
-            raise ConfigError(f"{path.name}: must hold one JSON object")
+            raise ConfigError("must hold one JSON object", param=path.name)
         overrides = cls.overrides(environ)
         overridden = {alias for name in overrides for alias in cls.names(name)}
         kept = {name: value for name, value in fields.items() if name not in overridden}
@@ -292,8 +293,8 @@ class EngineConfig(BaseModel):
         for name in given.keys() - set(known):
             if similar := get_close_matches(name, known, n=1, cutoff=0.85):
                 raise ConfigError(
-                    f"{ENV_PREFIX}{name.upper()}: there is no such setting; did you mean "
-                    f"{ENV_PREFIX}{similar[0].upper()}?"
+                    f"there is no such setting; did you mean {ENV_PREFIX}{similar[0].upper()}?",
+                    param=f"{ENV_PREFIX}{name.upper()}",
                 )
         return {
             field: next(given[name] for name in aliases if name in given)

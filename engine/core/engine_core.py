@@ -191,7 +191,7 @@ class EngineCore:
         """End a waiting request that another one displaces from the full queue."""
         self._end(uid)
         error = self._queue_limits.displaced()
-        return RequestFailed(uid, error.code, str(error))
+        return RequestFailed(uid, error.report())
 
     def abort(self, uid: int) -> StepOutputs:
         """End a request, if it is known, and free its blocks at once; return its last outputs."""
@@ -277,7 +277,7 @@ class EngineCore:
         for uid in uids:
             self._end(uid)
         shown = error if isinstance(error, TridentError) else TridentError("internal error")
-        return [RequestFailed(uid, shown.code, str(shown)) for uid in uids]
+        return [RequestFailed(uid, shown.report()) for uid in uids]
 
     def _end(self, uid: int) -> None:
         """End all sequences of a request, and count them."""

@@ -64,7 +64,7 @@ class RequestFactory:
 
         `draw_seed` returns a seed for a request without one; `processors` are those installed.
         """
-        self._purpose = purpose
+        self._task = purpose
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._section_format = section_format
@@ -98,7 +98,7 @@ class RequestFactory:
         # Refused rather than raised to the limit, so that the client knows.
         if self._min_priority is not None and message.priority < self._min_priority:
             raise RequestError(
-                f"priority: must be at least {self._min_priority} (got {message.priority})"
+                f"must be at least {self._min_priority} (got {message.priority})", param="priority"
             )
         max_tokens = self._max_tokens(message, len(prompt), params)
         window = self._detokenizer.prompt_window(
@@ -157,7 +157,7 @@ class RequestFactory:
 
     def _check(self, prompt: TokenIds, params: SamplingParams) -> None:
         if not len(prompt):
-            raise RequestError("input_ids: the prompt is empty")
+            raise RequestError("the prompt is empty", param="input_ids")
         check_length("input_ids", len(prompt), None, self._max_model_len)
         for field, token_ids in (
             ("input_ids", prompt),
@@ -171,7 +171,9 @@ class RequestFactory:
             ("prompt_logprobs", params.prompt_logprobs),
         ):
             if count is not None and count > self._max_logprobs:
-                raise RequestError(f"{field}: {count} exceeds max_logprobs ({self._max_logprobs})")
+                raise RequestError(
+                    f"{count} exceeds max_logprobs ({self._max_logprobs})", param=field
+                )
         if params.prompt_logprobs is not None:
             num_logprobs = len(prompt) * (params.prompt_logprobs + 1)
             check_size("prompt_logprobs", num_logprobs, MAX_LOGPROBS_AT_ONCE, "log-probabilities")
@@ -179,31 +181,34 @@ class RequestFactory:
             self._check_budget(params.allowed_token_ids)
         field, count = params.widest
         if params.return_embedding:
-            if self._purpose.why_not_embedded:
-                raise UnsupportedError(f"return_embedding: {self._purpose.why_not_embedded}")
+            if self._task.why_not_embedded:
+                raise UnsupportedError(self._task.why_not_embedded, param="return_embedding")
             if count > 1:
-                raise RequestError(f"{field}: must be 1 with return_embedding (got {count})")
-        elif not self._purpose.generates:
+                raise RequestError(f"must be 1 with return_embedding (got {count})", param=field)
+        elif not self._task.generates:
             raise UnsupportedError(
-                "model: answers are not supported: it is made for embeddings; ask /v1/embeddings, "
-                "or for return_embedding"
+                "answers are not supported: it is made for embeddings; ask /v1/embeddings, "
+                "or for return_embedding",
+                param="model",
             )
         if (total := count * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(
-                f"{field}: {count} sequences of a prompt of {len(prompt)} tokens make {total}; at "
-                f"most {MAX_PROMPT_TOKENS} are allowed"
+                f"{count} sequences of a prompt of {len(prompt)} tokens make {total}; at "
+                f"most {MAX_PROMPT_TOKENS} are allowed",
+                param=field,
             )
 
     def _check_budget(self, allowed: Collection[int] | None) -> None:
         end_ids = self._section_format.reasoning_end_ids
         if not end_ids:
             raise RequestError(
-                "thinking_token_budget: the model does not think, or its tags are not known: see "
-                "the setting reasoning_parser"
+                "the model does not think, or its tags are not known: see "
+                "the setting reasoning_parser",
+                param="thinking_token_budget",
             )
         if max(end_ids) >= self._vocab_size or not (allowed is None or end_ids <= {*allowed}):
             raise RequestError(
-                "thinking_token_budget: the tag that ends the reasoning may not be produced"
+                "the tag that ends the reasoning may not be produced", param="thinking_token_budget"
             )
 
     def _max_tokens(
@@ -226,8 +231,9 @@ class RequestFactory:
         if min(params.max_tokens, room) > limit:
             logprobs = "" if params.logprobs is None else f" and logprobs {params.logprobs}"
             raise RequestError(
-                f"max_tokens: {params.max_tokens} is too much for one answer with {field} "
-                f"{count}{logprobs}; at most {limit} are allowed"
+                f"{params.max_tokens} is too much for one answer with {field} "
+                f"{count}{logprobs}; at most {limit} are allowed",
+                param="max_tokens",
             )
         return max(1, min(params.max_tokens, room))
 

@@ -49,15 +49,16 @@ def choose_device(config: EngineConfig) -> torch.device:
         return torch.device("meta")
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
-        raise ConfigError("device: cuda was asked for, but torch sees no CUDA device")
+        raise ConfigError("cuda was asked for, but torch sees no CUDA device", param="device")
     if not has_cuda or config.device == "cpu":
         return torch.device("cpu")
     capability = torch.cuda.get_device_capability()
     if capability < _OLDEST_CAPABILITY:
         raise UnsupportedError(
-            f"device: {torch.cuda.get_device_name()} has compute capability "
+            f"{torch.cuda.get_device_name()} has compute capability "
             f"{_dotted(capability)}, but the GPU kernels need {_dotted(_OLDEST_CAPABILITY)} "
-            "(Ampere) or newer; use another GPU, or set device to cpu"
+            "(Ampere) or newer; use another GPU, or set device to cpu",
+            param="device",
         )
     return torch.device("cuda")
 
@@ -92,10 +93,11 @@ def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
     if config.speculative_config is not None:
         if device.type != "cpu":
             raise UnsupportedError(
-                "speculative_config: speculative decoding is supported on CPU only; leave it out"
+                "speculative decoding is supported on CPU only; leave it out",
+                param="speculative_config",
             )
         if config.async_scheduling:
-            raise ConfigError("async_scheduling: must be off with speculative_config")
+            raise ConfigError("must be off with speculative_config", param="async_scheduling")
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     default = _step_limits(device)
     if seqs is None:
@@ -103,7 +105,9 @@ def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
     if tokens is None:
         tokens = max(default.max_num_batched_tokens, seqs)
     if device.type == "cuda" and seqs > _MOST_SEQS:
-        raise ConfigError(f"max_num_seqs: must be at most {_MOST_SEQS} on a GPU (got {seqs})")
+        raise ConfigError(
+            f"must be at most {_MOST_SEQS} on a GPU (got {seqs})", param="max_num_seqs"
+        )
     known: dict[str, object] = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
     if config.device == "auto":
         known["device"] = device.type

@@ -92,8 +92,9 @@ class _Loader:
         self._groups = group_layers(model_spec.sliding_windows, self._max_model_len)
         if self._max_model_len > model_spec.context_length:
             raise ConfigError(
-                f"max_model_len: {config.max_model_len} exceeds the {model_spec.context_length} "
-                "positions that the model was made for"
+                f"{config.max_model_len} exceeds the {model_spec.context_length} "
+                "positions that the model was made for",
+                param="max_model_len",
             )
         # A CPU has no queue of its own: a step has run when it is launched.
         is_ahead = config.async_scheduling
@@ -211,8 +212,9 @@ class _Loader:
         most = self._config.max_num_batched_tokens
         if not self._config.enable_chunked_prefill and most < plan.max_model_len:
             raise ConfigError(
-                "max_num_batched_tokens: must be at least max_model_len "
-                f"({plan.max_model_len}) while enable_chunked_prefill is off"
+                "must be at least max_model_len "
+                f"({plan.max_model_len}) while enable_chunked_prefill is off",
+                param="max_num_batched_tokens",
             )
         return plan
 

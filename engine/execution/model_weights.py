@@ -53,8 +53,8 @@ def load_weights(
     in_fp8 = quantization == "fp8"
     if in_fp8 and stored is not None:
         raise UnsupportedError(
-            f"quantization: fp8 is for checkpoints of floats (this one is {stored.label}); leave "
-            "it out"
+            f"fp8 is for checkpoints of floats (this one is {stored.label}); leave it out",
+            param="quantization",
         )
     if not is_dummy:
         spec = with_stored_head(spec, checkpoint)
@@ -72,7 +72,9 @@ def load_weights(
     if not is_dummy:
         check_weights(outline, checkpoint)
     if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):
-        raise UnsupportedError("quantization: fp8 is not for a mixture of experts; leave it out")
+        raise UnsupportedError(
+            "fp8 is not for a mixture of experts; leave it out", param="quantization"
+        )
     if config.deterministic:
         check_deterministic(outline, device)
     num_bytes = num_bytes_while_loading(

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import RequestError, error_of
+from engine.errors import RequestError, TridentError, UnknownParameterError
 from engine.offline.display import loading, progress
 from engine.offline.outputs import (
     CompletionOutput,
@@ -143,7 +143,7 @@ class LLM:
         tokenizer = self._core.tokenizer
         if chat_template is not None:
             if not isinstance(chat_template, str):
-                raise RequestError("chat_template: must be a text")
+                raise RequestError("must be a text", param="chat_template")
             tokenizer = tokenizer.with_chat_template(chat_template)
         many = rendered(tokenizer, messages, parameters, cache_salt)
         return self._completed(many, sampling_params, use_tqdm)
@@ -202,14 +202,12 @@ class LLM:
                 try:
                     self._core.add_request(message)
                 except RequestError as error:
-                    raise error_of(error.code, f"prompt {uids.index(uid)}: {error}") from None
+                    raise _of_prompt(uids.index(uid), error) from None
             with progress(sum(p.n for p in params), enabled=show_progress) as advance:
                 while self._core.has_unfinished_requests():
                     outputs = self._core.step()
                     for failed in outputs.failures:
-                        raise error_of(
-                            failed.code, f"prompt {uids.index(failed.uid)}: {failed.message}"
-                        )
+                        raise _of_prompt(uids.index(failed.uid), TridentError.of(failed.error))
                     for output in outputs.rows():
                         finished[output.uid].append(output)
                         advance()
@@ -230,11 +228,13 @@ class LLM:
         if not isinstance(sampling_params, Sequence) or not all(
             isinstance(each, SamplingParams) for each in sampling_params
         ):
-            raise RequestError("sampling_params: must be `SamplingParams`, or a list of them")
+            raise RequestError(
+                "must be `SamplingParams`, or a list of them", param="sampling_params"
+            )
         if len(sampling_params) != count:
             raise RequestError(
-                f"sampling_params: {len(sampling_params)} given for {count} prompts; give one, or "
-                "one per prompt"
+                f"{len(sampling_params)} given for {count} prompts; give one, or one per prompt",
+                param="sampling_params",
             )
         return list(sampling_params)
 
@@ -295,6 +295,11 @@ class LLM:
         }
 
 
+def _of_prompt(index: int, error: TridentError) -> TridentError:
+    """Return `error` with the index of the prompt that it is about."""
+    return error.reworded(str(error), param=f"prompt {index}")
+
+
 def _refuse(others: Mapping[str, Any]) -> None:
     for name in unsupported.without(dict(others), unsupported.ARGUMENTS):
-        raise RequestError(f"{name}: unknown argument")
+        raise UnknownParameterError("unknown argument", param=name)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from engine.errors import ErrorReport
 from engine.protocol.token_ids import TOKEN_ID_BYTES
 
 # Bounds are checked where a message is decoded: any client may send `ResponseOptions`.
@@ -133,10 +134,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="start_failed"):
-    """The engine could not start; the process exits. `code` as in `engine.errors`."""
+    """The engine could not start; the process exits."""
 
-    code: str
-    message: str
+    error: ErrorReport
 
 
 class OutputDetails(msgspec.Struct, frozen=True, array_like=True):
@@ -196,8 +196,7 @@ class RequestFailed(msgspec.Struct, frozen=True, tag="failed"):
     """The engine refused or failed one request; no more messages follow for `uid`."""
 
     uid: int
-    code: str
-    message: str
+    error: ErrorReport
 
 
 class HistogramDelta(msgspec.Struct, frozen=True, array_like=True):
@@ -277,7 +276,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     """Everything the detokenizer needs for one response; it keeps no state between responses.
 
-    With `error_code` the response is that error. Errors of ensemble requests are sent this way
+    With `error` the response is that. Errors of ensemble requests are sent this way
     because an error that overtakes a chunk in the detokenizer ends the ensemble's request while a
     step of it is in flight: release 24.10 never releases such a request, and loses the chunk's
     text.
@@ -293,5 +292,4 @@ class DetokenizerInput(msgspec.Struct, frozen=True, array_like=True):
     number: int = 0  # sequence number to acknowledge to the engine stub; 0: none
     skip_special_tokens: bool = True
     outputs: list[str] = []  # as in `ResponseOptions`
-    error_code: str | None = None  # as in `engine.errors`
-    error_text: str = ""
+    error: ErrorReport | None = None

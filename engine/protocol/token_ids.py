@@ -26,9 +26,9 @@ def token_array(field: str, ids: Sequence[int] | NDArray[np.integer[Any]]) -> To
     try:
         wide = np.asarray(ids, dtype=np.int64)
     except OverflowError:
-        raise RequestError(f"{field}: a token id does not fit into 32 bits") from None
+        raise RequestError("a token id does not fit into 32 bits", param=field) from None
     if wide.size and not _LIMITS.min <= wide.min() <= wide.max() <= _LIMITS.max:
-        raise RequestError(f"{field}: a token id does not fit into 32 bits")
+        raise RequestError("a token id does not fit into 32 bits", param=field)
     return wide.astype(np.int32)
 
 
@@ -45,5 +45,7 @@ def unpack_token_ids(data: bytes, field: str = "token_ids") -> TokenIds:
         RequestError: the number of bytes is no multiple of four; the text names `field`.
     """
     if len(data) % TOKEN_ID_BYTES:
-        raise RequestError(f"{field}: {len(data)} bytes are not a whole number of int32 token ids")
+        raise RequestError(
+            f"{len(data)} bytes are not a whole number of int32 token ids", param=field
+        )
     return np.frombuffer(data, dtype=_INT32)

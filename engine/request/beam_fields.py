@@ -28,11 +28,13 @@ def with_beam_width(fields: dict[str, Any]) -> dict[str, Any]:
     if asked is None or means(asked, False):
         return fields
     if not means(asked, True):
-        raise RequestError("use_beam_search: must be true or false")
+        raise RequestError("must be true or false", param="use_beam_search")
     if "beam_width" in fields:
         return fields
     width = fields.pop("best_of", None)
     fields["beam_width"] = (fields.get("n") or 1) if width is None else width
     if means(fields["beam_width"], 1):
-        raise RequestError("use_beam_search: needs best_of or n above 1, the number of beams")
+        raise RequestError(
+            "needs best_of or n above 1, the number of beams", param="use_beam_search"
+        )
     return fields

@@ -97,7 +97,7 @@ def _generation(
     given = settings.override_generation_config or {}
     if unknown := given.keys() - set(_FIELDS):
         raise ConfigError(
-            f"{_OVERRIDES}: {min(unknown)}: has no effect here; only {', '.join(_FIELDS)}"
+            f"{min(unknown)}: has no effect here; only {', '.join(_FIELDS)}", param=_OVERRIDES
         )
     if not given.keys().isdisjoint(("temperature", *_FILTERS)):
         fields["do_sample"] = True

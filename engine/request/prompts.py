@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
-from engine.errors import RequestError
+from engine.errors import ContextLengthError, RequestError, UnknownParameterError
 from engine.protocol.token_ids import TokenIds
 from engine.request.sampling_params import SamplingParams
 from engine.text import chat_template
@@ -58,16 +58,17 @@ def truncated(token_ids: _Ids, params: SamplingParams, max_model_len: int) -> _I
     """Return what `truncate_prompt_tokens` leaves of a prompt: its end.
 
     Raises:
-        RequestError: it is to be what `max_tokens` leaves, and that is nothing.
+        ContextLengthError: it is to be what `max_tokens` leaves, and that is nothing.
     """
     limit = params.truncate_prompt_tokens
     if limit == -1:
         num_outputs = 1 if params.return_embedding else max(1, params.max_tokens or 1)
         limit = max_model_len - num_outputs
         if limit < 1:
-            raise RequestError(
-                f"truncate_prompt_tokens: -1 leaves nothing of a prompt: max_tokens is "
-                f"{num_outputs}, and max_model_len {max_model_len}"
+            raise ContextLengthError(
+                f"-1 leaves nothing of a prompt: max_tokens is "
+                f"{num_outputs}, and max_model_len {max_model_len}",
+                param="truncate_prompt_tokens",
             )
     return token_ids if limit is None else token_ids[-limit:]
 
@@ -133,7 +134,7 @@ def _tokenized(
         prompt = {name: prompt}
     given = {name: value for name, value in prompt.items() if value is not None}
     for name in given.keys() - set(_FIELDS):
-        raise RequestError(f"{place}.{name}: unknown field")
+        raise UnknownParameterError("unknown field", param=f"{place}.{name}")
     text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
     if not isinstance(text, str | None) or (text is None and token_ids is None):
         raise _no_prompt(place)
@@ -154,7 +155,7 @@ def _integers(token_ids: Sequence[int], place: str) -> list[int]:
 
 
 def _no_prompt(place: str) -> RequestError:
-    return RequestError(f"{place}: must be a text or a list of token ids, or an object with one")
+    return RequestError("must be a text or a list of token ids, or an object with one", param=place)
 
 
 def _salt(cache_salt: str | None) -> str:

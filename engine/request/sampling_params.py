@@ -15,13 +15,13 @@ from pydantic import (
     model_validator,
 )
 
-from engine.errors import RequestError, UnsupportedError
+from engine.errors import RequestError
 from engine.logits_processors import AskedLogitsProcessor
 from engine.request.beam_fields import NOT_WITH_BEAMS, with_beam_width
 from engine.text.grammar import request_forms
 from engine.text.grammar.spec import GrammarSpec
 from engine.validation import unsupported
-from engine.validation.checks import describe
+from engine.validation.checks import error_of
 from engine.validation.limits import (
     MAX_ABSOLUTE_LOGIT_BIAS,
     MAX_ALLOWED_TOKEN_IDS,
@@ -180,9 +180,7 @@ class SamplingParams(BaseModel):
         try:
             return cls.model_validate({**defaults, **fields})
         except ValidationError as error:
-            cause = error.errors(include_url=False)[0].get("ctx", {}).get("error")
-            kind = UnsupportedError if isinstance(cause, UnsupportedError) else RequestError
-            raise kind(describe(error)) from None
+            raise error_of(error, RequestError) from None
 
     def clone(self) -> SamplingParams:
         """Return these, which nobody can change; code for vLLM calls it."""
@@ -272,26 +270,33 @@ class SamplingParams(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> SamplingParams:
         if self.max_tokens == 0 and self.prompt_logprobs is None:
-            raise ValueError("max_tokens: must be at least 1 without prompt_logprobs (got 0)")
+            raise RequestError(
+                "must be at least 1 without prompt_logprobs (got 0)", param="max_tokens"
+            )
         if self.truncate_prompt_tokens == 0:
-            raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 (got 0)")
+            raise RequestError("must be at least 1, or -1 (got 0)", param="truncate_prompt_tokens")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens: must not exceed max_tokens ({self.min_tokens} > {self.max_tokens})"
+            raise RequestError(
+                f"must not exceed max_tokens ({self.min_tokens} > {self.max_tokens})",
+                param="min_tokens",
             )
         if self.best_of is not None and self.best_of < self.n:
-            raise ValueError(f"best_of: must be at least n ({self.best_of} < {self.n})")
+            raise RequestError(f"must be at least n ({self.best_of} < {self.n})", param="best_of")
         if self.beam_width > 1:
             self._check_beams()
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise ValueError("allowed_token_ids: must not be empty")
+            raise RequestError("must not be empty", param="allowed_token_ids")
         return self
 
     def _check_beams(self) -> None:
         if self.n > self.beam_width:
-            raise ValueError(f"n: must not exceed beam_width ({self.n} > {self.beam_width})")
+            raise RequestError(
+                f"must not exceed beam_width ({self.n} > {self.beam_width})", param="n"
+            )
         for name in NOT_WITH_BEAMS:
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name}: is not possible with beam_width above 1")
+                raise RequestError("is not possible with beam_width above 1", param=name)
         if self.max_tokens == 0:
-            raise ValueError("max_tokens: must be at least 1 with beam_width above 1 (got 0)")
+            raise RequestError(
+                "must be at least 1 with beam_width above 1 (got 0)", param="max_tokens"
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,7 +44,7 @@ def read_priority(inputs: InputReader) -> int:
     """
     priority = inputs.integer("priority") or 0
     if not -(2**31) <= priority < 2**31:
-        raise RequestError(f"priority: must fit into 32 bits (got {priority})")
+        raise RequestError(f"must fit into 32 bits (got {priority})", param="priority")
     return priority
 
 
@@ -54,7 +55,7 @@ def parse_sampling_parameters(text: str) -> dict[str, Any]:
         RequestError: it is no valid JSON object, or too large.
     """
     check_size("sampling_parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
-    fields = parse_json_fields(text, "sampling_parameters", RequestError)
+    fields = parse_json_fields(text, "", partial(RequestError, param="sampling_parameters"))
     check_size("sampling_parameters", len(fields), MAX_SAMPLING_FIELDS, "fields")
     return fields
 
@@ -66,7 +67,9 @@ def decode_parameters(text: str) -> dict[str, Any]:
         RequestError: they are too large, or not valid JSON.
     """
     check_size("request parameters", len(text), MAX_SAMPLING_CHARACTERS, "characters")
-    parameters: dict[str, Any] = parse_json(text or "{}", "request parameters", RequestError)
+    parameters: dict[str, Any] = parse_json(
+        text or "{}", "", partial(RequestError, param="request parameters")
+    )
     check_size("request parameters", len(parameters), MAX_SAMPLING_FIELDS, "fields")
     return parameters
 
@@ -105,11 +108,14 @@ class Tenant(NamedTuple):
             return ""
         if tenant_key is None:
             raise RequestError(
-                "tenant_key: the server has none (its setting tenant_key); leave it out, and all "
-                "requests count as those of one tenant"
+                "the server has none (its setting tenant_key); leave it out, and all "
+                "requests count as those of one tenant",
+                param="tenant_key",
             )
         if not hmac.compare_digest(self.key.encode(), tenant_key.encode()):
-            raise RequestError("tenant_key: is not that of the server (its setting tenant_key)")
+            raise RequestError(
+                "is not that of the server (its setting tenant_key)", param="tenant_key"
+            )
         return self.name
 
 

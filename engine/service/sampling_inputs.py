@@ -104,13 +104,14 @@ def refuse_unsupported(inputs: InputReader) -> None:
     for name in ("return_context_logits", "return_generation_logits"):
         if inputs.boolean(name):
             raise UnsupportedError(
-                f"{name}: logits are not returned; prompt_logprobs and logprobs in "
-                "sampling_parameters give log-probabilities"
+                "logits are not returned; prompt_logprobs and logprobs in "
+                "sampling_parameters give log-probabilities",
+                param=name,
             )
     for name in inputs:
         if name in REFUSED:
             raise UnsupportedError(
-                f"{name}: not supported by this version of Trident; {REFUSED[name]}"
+                f"not supported by this version of Trident; {REFUSED[name]}", param=name
             )
 
 
@@ -142,10 +143,12 @@ def sampling_tensors(inputs: InputReader) -> tuple[dict[str, Any], dict[str, str
 
 def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """Return `error` with fields named as the client named them, by `sampling_tensors`."""
-    text = str(error)
+    params, message = list(error.params), error.message
     for field, name in names.items():
-        text = re.sub(rf"(^|; ){field}(?=[:.\[])", rf"\g<1>{name}", text)
-    return type(error)(text)
+        begin = rf"{field}(?![\w-])"
+        params = [re.sub(rf"^{begin}", name, param) for param in params]
+        message = re.sub(rf"; {begin}(?=[:.\[])", f"; {name}", message)  # of other fields
+    return error.reworded(message, param=params)
 
 
 def end_fields(end_id: int | None, params: SamplingParams) -> Mapping[str, Any]:

@@ -67,7 +67,7 @@ class InputReader:
         """Return a list of finite numbers."""
         values = self._list(name, "number", max_size)
         if len(values) and not np.isfinite(values.astype(np.float64)).all():
-            raise RequestError(f"{name}: must hold finite numbers only")
+            raise RequestError("must hold finite numbers only", param=name)
         return [float(value) for value in values]
 
     def token_ids(self, name: str, max_size: int) -> TokenIds:
@@ -87,7 +87,7 @@ class InputReader:
         _check_kind(name, array, kind)
         if array.shape not in ((1,), (1, 1)):
             shown = list(array.shape)
-            raise RequestError(f"{name}: must have the shape [1] or [1, 1] (got {shown})")
+            raise RequestError(f"must have the shape [1] or [1, 1] (got {shown})", param=name)
         return array.reshape(-1)[0]
 
     def _list(self, name: str, kind: str, max_size: int | None = None) -> NDArray[Any]:
@@ -99,7 +99,7 @@ class InputReader:
             array = array[0]
         if array.ndim != 1:
             shown = list(self._tensors[name].shape)
-            raise RequestError(f"{name}: must have the shape [N] or [1, N] (got {shown})")
+            raise RequestError(f"must have the shape [N] or [1, N] (got {shown})", param=name)
         if max_size is not None:
             check_size(name, len(array), max_size, "elements")
         return array
@@ -107,7 +107,7 @@ class InputReader:
 
 def _check_kind(name: str, array: NDArray[Any], kind: str) -> None:
     if array.dtype.kind not in _KINDS[kind]:
-        raise RequestError(f"{name}: must be of type {kind} (got {array.dtype})")
+        raise RequestError(f"must be of type {kind} (got {array.dtype})", param=name)
 
 
 def _text(name: str, value: Any) -> str:
@@ -115,8 +115,8 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, str):
         value = value.encode("utf-8", "surrogatepass")
     if not isinstance(value, bytes):
-        raise RequestError(f"{name}: must be of type string (got {type(value).__name__})")
+        raise RequestError(f"must be of type string (got {type(value).__name__})", param=name)
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RequestError(f"{name}: is not valid UTF-8 (at byte {error.start})") from None
+        raise RequestError(f"is not valid UTF-8 (at byte {error.start})", param=name) from None

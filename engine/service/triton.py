@@ -17,14 +17,13 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from engine.config.engine_config import EngineConfig
-from engine.errors import RequestError, TridentError
+from engine.errors import RequestError, TridentError, shown
 from engine.service import interpreter
 from engine.service.garbage import spare_startup_objects
 from engine.service.logs import configure_logging
 from engine.service.parameters import decode_parameters
 from engine.service.parent import end_with_parent
 from engine.service.tensors import Tensors
-from engine.validation.limits import shown
 
 T = TypeVar("T")
 
@@ -115,17 +114,16 @@ class Stage:
 
     def error_response(self, error: Exception) -> Any:
         """Return a response for a client: our errors as they are, others only for the log."""
-        code, text = self.for_client(error)
-        return pb_utils.InferenceResponse(
-            error=pb_utils.TritonError(text, getattr(pb_utils.TritonError, code))
-        )
+        known = self.for_client(error)
+        code = getattr(pb_utils.TritonError, known.triton_code)
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(known.text(), code))
 
-    def for_client(self, error: Exception) -> tuple[str, str]:
-        """Return the code and text that a client may see of `error`; what it may not is logged."""
+    def for_client(self, error: Exception) -> TridentError:
+        """Return what a client may see of `error`; what it may not is logged."""
         if isinstance(error, TridentError):
-            return error.code, shown(str(error))
+            return error
         self.log.error("internal error", exc_info=error)
-        return TridentError.code, "internal error"
+        return TridentError("internal error")
 
 
 class _Kept(threading.local):

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.errors import ErrorReport
 from engine.protocol.messages import Chunk
 from engine.service.channel import Channel
 from engine.service.link import is_sibling
@@ -97,11 +98,10 @@ class UnaryAnswer(msgspec.Struct, frozen=True, tag="answer"):
 
 
 class UnaryFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The request ended with an error; `code` as in `engine.errors`."""
+    """The request ended with an error."""
 
     number: int
-    code: str
-    text: str
+    error: ErrorReport
 
 
 ToEngineStub = UnaryRequest | UnaryCancel | UnaryStop

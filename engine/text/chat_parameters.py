@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from engine.errors import RequestError, UnsupportedError
+from engine.errors import RequestError, UnknownParameterError, UnsupportedError
 from engine.json_reader import parse_json_fields
 from engine.validation.checks import member
 from engine.validation.limits import MAX_CHAT_CHARACTERS, MAX_TOOLS, check_size
@@ -65,22 +65,22 @@ class ChatParameters:
         fields = dict(given)
         for name, reason in _REFUSED.items():
             if fields.pop(name, None) is not None:
-                raise UnsupportedError(f"{name}: {reason}")
+                raise UnsupportedError(reason, param=name)
         tools = fields.pop("tools", None)
         kwargs = fields.pop("chat_template_kwargs", None)
         if kwargs is not None and not isinstance(kwargs, dict):
-            raise RequestError("chat_template_kwargs: must be an object")
+            raise RequestError("must be an object", param="chat_template_kwargs")
         for name in kwargs or {}:
             if name in _RESERVED or name in _REFUSED:
-                raise RequestError(f"{_variable(name)}: is no variable of a template")
+                raise RequestError("is no variable of a template", param=_variable(name))
         continued = _boolean(fields, "continue_final_message", False)
         opened = _boolean(fields, "add_generation_prompt", not continued)
         if continued and opened:
             raise RequestError(
-                "continue_final_message: excludes add_generation_prompt; set that to false"
+                "excludes add_generation_prompt; set that to false", param="continue_final_message"
             )
         for name in fields:
-            raise RequestError(f"{member('chat_parameters', name)}: unknown field")
+            raise UnknownParameterError("unknown field", param=member("chat_parameters", name))
         return cls(_tools(tools), opened, continued, kwargs or {})
 
     def check_template(self, template: str) -> None:
@@ -91,13 +91,14 @@ class ChatParameters:
         """
         if self.tools and not _mentions(template, "tools"):
             raise UnsupportedError(
-                "tools: not supported by this model: its chat template has no place for them"
+                "not supported by this model: its chat template has no place for them",
+                param="tools",
             )
         for name in self.chat_template_kwargs:
             if not _mentions(template, name):
                 raise UnsupportedError(
-                    f"{_variable(name)}: not supported by this model: its chat template "
-                    "has no such variable"
+                    "not supported by this model: its chat template has no such variable",
+                    param=_variable(name),
                 )
 
 
@@ -168,13 +169,13 @@ def _mentions(template: str, name: str) -> bool:
 
 def _object(text: str) -> dict[str, Any]:
     check_size("chat_parameters", len(text), MAX_CHAT_CHARACTERS, "characters")
-    return parse_json_fields(text or "{}", "chat_parameters", RequestError)
+    return parse_json_fields(text or "{}", "", partial(RequestError, param="chat_parameters"))
 
 
 def _boolean(fields: dict[str, Any], name: str, default: bool) -> bool:
     value = fields.pop(name, None)
     if value is not None and not isinstance(value, bool):
-        raise RequestError(f"{name}: must be true or false")
+        raise RequestError("must be true or false", param=name)
     return default if value is None else value
 
 
@@ -182,13 +183,13 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     if tools is None:
         return ()
     if not isinstance(tools, list):
-        raise RequestError("tools: must be a list")
+        raise RequestError("must be a list", param="tools")
     check_size("tools", len(tools), MAX_TOOLS, "tools")
     names: set[str] = set()
     for index, tool in enumerate(tools):
         name = _tool_name(tool, f"tools[{index}]")
         if name in names:
-            raise RequestError(f"tools[{index}].function.name: {name!r} is there twice")
+            raise RequestError(f"{name!r} is there twice", param=f"tools[{index}].function.name")
         names.add(name)
     return tuple({**_said(tool), "function": _said(tool["function"])} for tool in tools)
 
@@ -207,19 +208,20 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tool_name(tool: Any, place: str) -> str:
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise RequestError(f"{place}.type: must be 'function'")
+        raise RequestError("must be 'function'", param=f"{place}.type")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise RequestError(f"{place}.function: must be an object")
+        raise RequestError("must be an object", param=f"{place}.function")
     name = function.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII):
         raise RequestError(
-            f"{place}.function.name: must be 1 to 128 letters, digits, underscores, dots and dashes"
+            "must be 1 to 128 letters, digits, underscores, dots and dashes",
+            param=f"{place}.function.name",
         )
     if not isinstance(function.get("description"), str | None):
-        raise RequestError(f"{place}.function.description: must be a string")
+        raise RequestError("must be a string", param=f"{place}.function.description")
     if not isinstance(function.get("strict"), bool | None):
-        raise RequestError(f"{place}.function.strict: must be true or false")
+        raise RequestError("must be true or false", param=f"{place}.function.strict")
     if not isinstance(function.get("parameters"), dict | None):
-        raise RequestError(f"{place}.function.parameters: must be an object, a JSON schema")
+        raise RequestError("must be an object, a JSON schema", param=f"{place}.function.parameters")
     return name

@@ -8,11 +8,12 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypedDict
 
 from pydantic_core import from_json
 
-from engine.errors import CheckpointError, RequestError, UnsupportedError
+from engine.errors import CheckpointError, RequestError, UnknownParameterError, UnsupportedError
 from engine.json_reader import parse_json
 from engine.text.chat_parameters import (
     CACHE_MARK,
@@ -61,7 +62,7 @@ def parse_messages(text: str) -> list[dict[str, Any]]:
     Raises:
         RequestError, UnsupportedError: the text names the place, as `messages[1].content`.
     """
-    messages = parse_json(text, "messages", RequestError, finite=True)
+    messages = parse_json(text, "", partial(RequestError, param="messages"), finite=True)
     if isinstance(messages, list):
         check_size("messages", len(messages), MAX_MESSAGES, "messages")
     return check_messages(messages)
@@ -82,9 +83,9 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
         RequestError: anything else is wrong; the text names the place, as `messages[1].content`.
     """
     if not isinstance(messages, list):
-        raise RequestError(f"messages: must be a list (got {_kind(messages)})")
+        raise RequestError(f"must be a list (got {_kind(messages)})", param="messages")
     if not messages:
-        raise RequestError("messages: must not be empty")
+        raise RequestError("must not be empty", param="messages")
     checked = [_message(item, f"messages[{index}]") for index, item in enumerate(messages)]
     for index, message in enumerate(checked):
         _check_text(message, f"messages[{index}]")
@@ -109,13 +110,13 @@ def render_text(
         CheckpointError: the template itself is broken.
     """
     if not tokenizer.has_chat_template:
-        raise RequestError("messages: the model has no chat template; send text instead")
+        raise RequestError("the model has no chat template; send text instead", param="messages")
     if any(isinstance(call["function"]["arguments"], str) for call in _calls(messages)):
         return _with_broken_calls(tokenizer, messages, parameters)
     parameters.check_template(tokenizer.chat_template_text)
     last = messages[-1]
     if parameters.continue_final_message and "tool_calls" in last and not last["content"]:
-        raise RequestError("continue_final_message: the last message has no content")
+        raise RequestError("the last message has no content", param="continue_final_message")
     try:
         return _complete_prompt(tokenizer, messages, parameters)
     except RequestError as error:
@@ -155,8 +156,9 @@ def _complete_prompt(
         return _complete_prompt(tokenizer, said, parameters)
     index = left_out[0]
     raise RequestError(
-        f"messages[{index}].content: the model's chat template leaves out what the role "
-        f"{messages[index]['role'][:40]!r} says here; put it into another message"
+        f"the model's chat template leaves out what the role "
+        f"{messages[index]['role'][:40]!r} says here; put it into another message",
+        param=f"messages[{index}].content",
     )
 
 
@@ -207,9 +209,9 @@ def _prompt(
     except TemplateSyntaxError as error:
         raise CheckpointError(f"chat template: line {error.lineno}: {error.message}") from None
     except TemplateError as error:
-        raise RequestError(f"messages: the chat template refuses them: {error}") from None
+        raise RequestError(f"the chat template refuses them: {error}", param="messages") from None
     except Exception:  # the template works on the client's data and may fail in any way
-        raise RequestError("messages: the chat template cannot render them") from None
+        raise RequestError("the chat template cannot render them", param="messages") from None
 
 
 def _usable_parameters(tokenizer: Tokenizer, parameters: ChatParameters) -> ChatParameters:
@@ -237,9 +239,11 @@ def _usable_parameters(tokenizer: Tokenizer, parameters: ChatParameters) -> Chat
         for name, value in kwargs.items():
             if problem := failure(plain, {name: value}):
                 place = member("chat_template_kwargs", name)
-                raise RequestError(f"{place}: the chat template cannot render it: {problem}")
+                raise RequestError(f"the chat template cannot render it: {problem}", param=place)
     elif not failure([], kwargs):
-        raise RequestError(f"tools: the chat template renders none: {failure(plain, kwargs)}")
+        raise RequestError(
+            f"the chat template renders none: {failure(plain, kwargs)}", param="tools"
+        )
     if failure(plain, kwargs):  # it takes no plain message
         return parameters
     for made in (tools, *spelled_out(tools)):
@@ -250,7 +254,7 @@ def _usable_parameters(tokenizer: Tokenizer, parameters: ChatParameters) -> Chat
         middle = (first + end) // 2
         first, end = (first, middle) if failure(made[first:middle], kwargs) else (middle, end)
     problem = failure(made[first:end], kwargs)
-    raise RequestError(f"tools[{first}]: the chat template cannot render it: {problem}")
+    raise RequestError(f"the chat template cannot render it: {problem}", param=f"tools[{first}]")
 
 
 def render(
@@ -289,7 +293,7 @@ def _takes_late_system(tokenizer: Tokenizer) -> bool:
 
 def _message(item: Any, place: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
-        raise RequestError(f"{place}: must be an object (got {_kind(item)})")
+        raise RequestError(f"must be an object (got {_kind(item)})", param=place)
     given = _said(item, place)
     message = {
         name: value
@@ -298,7 +302,7 @@ def _message(item: Any, place: str) -> dict[str, Any]:
     }
     _refuse_others(message, _FIELDS, place)
     if not _text(message, "role", place):
-        raise RequestError(f"{place}.role: must not be empty")
+        raise RequestError("must not be empty", param=f"{place}.role")
     if message["role"] == "developer":
         message["role"] = "system"
     for name in _TEXT_FIELDS:
@@ -316,7 +320,7 @@ def _said(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Return the fields of a message that say something, under the names that templates know."""
     others = item.get(_OTHERS)
     if not isinstance(others, Mapping | None):
-        raise RequestError(f"{place}.{_OTHERS}: must be an object (got {_kind(others)})")
+        raise RequestError(f"must be an object (got {_kind(others)})", param=f"{place}.{_OTHERS}")
     own = {**(others or {}), **item}
     given = {
         name: value
@@ -336,7 +340,7 @@ def _said(item: Mapping[str, Any], place: str) -> dict[str, Any]:
 def _refuse_others(fields: Mapping[str, Any], known: frozenset[str], place: str) -> None:
     for name, value in fields.items():
         if name not in known and value is not None:
-            raise RequestError(f"{member(place, name)}: unknown field")
+            raise UnknownParameterError("unknown field", param=member(place, name))
 
 
 def _content(message: dict[str, Any], place: str) -> str:
@@ -348,10 +352,12 @@ def _content(message: dict[str, Any], place: str) -> str:
 
 def _part(part: Any, place: str) -> str:
     if not isinstance(part, dict):
-        raise RequestError(f"{place}: must be an object (got {_kind(part)})")
+        raise RequestError(f"must be an object (got {_kind(part)})", param=place)
     kind = _text(part, "type", place)
     if kind not in _PART_TEXTS:
-        raise UnsupportedError(f"{place}.type: only text parts are supported (got {kind[:40]!r})")
+        raise UnsupportedError(
+            f"only text parts are supported (got {kind[:40]!r})", param=f"{place}.type"
+        )
     text = _PART_TEXTS[kind]
     _refuse_others(part, frozenset({"type", text, CACHE_MARK}), place)
     return _text(part, text, place)
@@ -359,20 +365,20 @@ def _part(part: Any, place: str) -> str:
 
 def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise RequestError(f"{place}: must be a list (got {_kind(calls)})")
+        raise RequestError(f"must be a list (got {_kind(calls)})", param=place)
     return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
 
 
 def _tool_call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(call, dict):
-        raise RequestError(f"{place}: must be an object (got {_kind(call)})")
+        raise RequestError(f"must be an object (got {_kind(call)})", param=place)
     if call.get("type") not in (None, "function"):
-        raise RequestError(f"{place}.type: must be 'function'")
+        raise RequestError("must be 'function'", param=f"{place}.type")
     if call.get("id") is not None:
         _text(call, "id", place)
     function = call.get("function")
     if not isinstance(function, dict):
-        raise RequestError(f"{place}.function: must be an object (got {_kind(function)})")
+        raise RequestError(f"must be an object (got {_kind(function)})", param=f"{place}.function")
     _text(function, "name", f"{place}.function")
     arguments = function.get("arguments")
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
@@ -381,7 +387,9 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
         parsed = _object(arguments)
         arguments = arguments if parsed is None else parsed
     if not isinstance(arguments, dict | str):
-        raise RequestError(f"{place}.function.arguments: must be an object or a string of JSON")
+        raise RequestError(
+            "must be an object or a string of JSON", param=f"{place}.function.arguments"
+        )
     own = {name: value for name, value in function.items() if name != "parsed_arguments"}
     given = {name: value for name, value in call.items() if value is not None}
     return {**given, "function": {**own, "arguments": arguments}}
@@ -466,10 +474,10 @@ def _repaired(string: re.Match[str]) -> str:
 
 def _text(fields: dict[str, Any], name: str, place: str, *, allowed: str = "a string") -> str:
     if name not in fields:
-        raise RequestError(f"{place}.{name}: is missing")
+        raise RequestError("is missing", param=f"{place}.{name}")
     value = fields[name]
     if not isinstance(value, str):
-        raise RequestError(f"{place}.{name}: must be {allowed} (got {_kind(value)})")
+        raise RequestError(f"must be {allowed} (got {_kind(value)})", param=f"{place}.{name}")
     return value
 
 
@@ -478,9 +486,11 @@ def _check_text(message: dict[str, Any], place: str) -> None:
     try:
         json.dumps(message, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        raise RequestError(f"{place}: holds a lone surrogate, which is not valid Unicode") from None
+        raise RequestError(
+            "holds a lone surrogate, which is not valid Unicode", param=place
+        ) from None
     except (TypeError, ValueError, RecursionError):
-        raise RequestError(f"{place}: holds a value that JSON cannot express") from None
+        raise RequestError("holds a value that JSON cannot express", param=place) from None
 
 
 def _kind(value: Any) -> str:

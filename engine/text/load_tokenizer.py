@@ -29,7 +29,7 @@ def load_tokenizer(config: EngineConfig, checkpoint: Path) -> Tokenizer:
     except RequestError:
         pass  # it need not take every conversation
     except CheckpointError as error:
-        raise ConfigError(f"chat_template: {error}") from None
+        raise ConfigError(str(error), param="chat_template") from None
     return tokenizer
 
 
@@ -39,6 +39,6 @@ def _template(setting: str) -> str:
     try:
         return Path(setting).expanduser().read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"chat_template: {setting}: {error.strerror}") from None
+        raise ConfigError(f"{setting}: {error.strerror}", param="chat_template") from None
     except ValueError as error:  # it is not UTF-8
-        raise ConfigError(f"chat_template: {setting}: {error}") from None
+        raise ConfigError(f"{setting}: {error}", param="chat_template") from None

@@ -163,14 +163,14 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise RequestError(
-                f"{field}: is not valid Unicode: lone surrogate at character {error.start}"
+                f"is not valid Unicode: lone surrogate at character {error.start}", param=field
             ) from None
         try:
             encoding = _call_rust(
                 lambda: self._backend.encode(text, add_special_tokens=add_special_tokens)
             )
         except Exception as error:  # the Rust side raises plain `Exception`
-            raise RequestError(f"{field}: cannot be tokenized: {error}") from None
+            raise RequestError(f"cannot be tokenized: {error}", param=field) from None
         ids: list[int] = encoding.ids
         return ids
 

@@ -7,8 +7,9 @@ from reprlib import Repr
 
 import numpy as np
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from engine.errors import RequestError
+from engine.errors import RequestError, TridentError, UnknownParameterError
 
 
 class _Short(Repr):
@@ -34,7 +35,7 @@ def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> No
     for place, token_id in outside:
         where = member(field, place) if isinstance(token_ids, Sequence | np.ndarray) else field
         raise RequestError(
-            f"{where}: token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})"
+            f"token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})", param=where
         )
 
 
@@ -51,25 +52,34 @@ def member(place: str, name: str | int) -> str:
     return f"{place}.{name}" if place else name
 
 
-def describe(error: ValidationError) -> str:
-    """Return all faults in one line as `field: what is wrong (got value)`, joined by semicolons."""
-    return "; ".join(_describe_one(dict(fault)) for fault in error.errors(include_url=False))
+def error_of(faults: ValidationError, kind: type[TridentError]) -> TridentError:
+    """Return what pydantic has found in a user's input as an error of ours, of one line.
+
+    It is about the first field; other fields and what is wrong with them follow in its message.
+
+    Args:
+        faults: what pydantic has found.
+        kind: what the error is, where the first fault is not of a class below that.
+    """
+    (own, params, message), *others = map(_fault, faults.errors(include_url=False))
+    rest = (f"{', '.join(fields)}: {text}" for _, fields, text in others)
+    made = own if own is not None and issubclass(own, kind) else kind
+    return made("; ".join([message, *rest]), param=params)
 
 
-def _describe_one(fault: dict[str, object]) -> str:
-    location = fault["loc"]
-    assert isinstance(location, tuple)
-    # pydantic adds [key] to the place of a key that is wrong
-    parts = [part for part in location if part != "[key]"]
+def _fault(found: ErrorDetails) -> tuple[type[TridentError] | None, Sequence[str], str]:
+    """Return the class of a fault if it has one of its own, its fields, and what is wrong."""
+    cause = found.get("ctx", {}).get("error")
+    if isinstance(cause, TridentError) and cause.params:
+        return type(cause), cause.params, cause.message
     field = ""
-    for part in parts:
-        field = member(field, part)
+    for part in found["loc"]:
+        if part != "[key]":  # pydantic adds it to the place of a key that is wrong
+            field = member(field, part)
     field = field or "value"
-    if fault["type"] == "extra_forbidden":
-        return f"{field}: unknown field"
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    if not location and fault["type"] == "value_error":
-        return message  # of a validator over several fields, which names them itself
-    value = _SHORT.repr(fault["input"])
+    if found["type"] == "extra_forbidden":
+        return UnknownParameterError, [field], "unknown field"
+    message = found["msg"].removeprefix("Value error, ")
+    value = _SHORT.repr(found["input"])
     shown = value if len(value) <= 80 else value[:77] + "..."
-    return f"{field}: {message} (got {shown})"
+    return None, [field], f"{message} (got {shown})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from engine.errors import RequestError
+from engine.errors import ContextLengthError, RequestError
 
 MAX_SEQUENCES = 256  # `n`, `best_of`
 MAX_BEAM_WIDTH = 64
@@ -57,8 +57,6 @@ _CHARACTERS_PER_TOKEN = 8
 _MIN_CHARACTERS = 2**16
 _ESCAPE_CHARACTERS = 6  # "\\u00e9" in JSON for one
 
-_MAX_ERROR_CHARACTERS = 1000
-
 
 def max_prompt_characters(max_model_len: int) -> int:
     """Return how many characters a prompt may have before it is tokenised."""
@@ -78,7 +76,7 @@ def check_messages_json(text: str, max_model_len: int) -> None:
 def check_size(field: str, size: int, limit: int, unit: str) -> None:
     """Raise `RequestError`, naming `field`, if `size` of `unit`s exceeds `limit`."""
     if size > limit:
-        raise RequestError(f"{field}: has {size} {unit}; at most {limit} are allowed")
+        raise RequestError(f"has {size} {unit}; at most {limit} are allowed", param=field)
 
 
 def check_words(field: str, words: Collection[str]) -> None:
@@ -109,12 +107,12 @@ def check_tenant_key(value: object) -> str:
 
 def _check_name(field: str, value: object, max_characters: int) -> str:
     if not isinstance(value, str) or not value:
-        raise RequestError(f"{field}: must be a non-empty string")
+        raise RequestError("must be a non-empty string", param=field)
     check_size(field, len(value), max_characters, "characters")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise RequestError(f"{field}: is not valid Unicode") from None
+        raise RequestError("is not valid Unicode", param=field) from None
     return value
 
 
@@ -124,21 +122,19 @@ def check_length(
     """Check that prompt and output fit; `max_tokens` None means what is left.
 
     Raises:
-        RequestError: naming `field`, the lengths and the limit.
+        ContextLengthError: naming `field`, the lengths and the limit.
     """
     if num_prompt_tokens >= max_model_len:
-        raise RequestError(
-            f"{field}: the prompt has {num_prompt_tokens} tokens; max_model_len is "
-            f"{max_model_len}, of which the output needs at least one"
+        raise ContextLengthError(
+            f"the prompt has {num_prompt_tokens} tokens; max_model_len is "
+            f"{max_model_len}, of which the output needs at least one",
+            param=field,
+            num_tokens=num_prompt_tokens,
+            max_model_len=max_model_len,
         )
     if max_tokens is not None and num_prompt_tokens + max_tokens > max_model_len:
-        raise RequestError(
-            f"max_tokens: {max_tokens} and the {num_prompt_tokens} tokens of {field} exceed "
-            f"max_model_len ({max_model_len})"
+        raise ContextLengthError(
+            f"{max_tokens} and the {num_prompt_tokens} tokens of {field} exceed "
+            f"max_model_len ({max_model_len})",
+            param="max_tokens",
         )
-
-
-def shown(text: str) -> str:
-    """Return `text` for clients and logs: truncated, and valid Unicode."""
-    cut = text if len(text) <= _MAX_ERROR_CHARACTERS else text[: _MAX_ERROR_CHARACTERS - 3] + "..."
-    return cut.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -102,7 +102,7 @@ def without(fields: dict[str, Any], neutral: Neutral) -> dict[str, Any]:
         value = fields.get(name)
         if value is not None and not any(means(value, each) for each in values):
             instead = f"; {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise UnsupportedError(f"{name}: not supported by this version of Trident{instead}")
+            raise UnsupportedError(f"not supported by this version of Trident{instead}", param=name)
     return {name: value for name, value in fields.items() if name not in neutral}
 
 

@@ -39,8 +39,8 @@ REASONED = [
     Piece({0: "\n\nHello "}, section=(1, "content")),
     Piece({0: "\x1b[31myou."}, section=(1, "content"), finished=(0,), final=True),
 ]
-GONE = "in ensemble 'ensemble', the engine process has died; the request is lost"
-FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached (max_num_queued_reqs)"
+GONE = "in ensemble 'ensemble', the engine process has died; the request is lost [code=unavailable]"
+FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached [code=queue_full]"
 READY = '{"state": "ready", "num_in_flight": 0}'
 QUESTION = [{"role": "user", "content": "a"}]
 

@@ -174,7 +174,7 @@ class TestHealth:
 
     def test_not_ready(self, triton: FakeTriton, connect: Connect) -> None:
         text = "the engine process has died and is being restarted; try again in a few seconds"
-        triton.health_error = text
+        triton.health_error = f"{text} [code=unavailable]"
         with connect(triton.url) as client:
             with pytest.raises(UnavailableError, match=text):
                 client.health()

@@ -21,8 +21,8 @@ from tests.client.clients import Connect
 from tests.client.fake_triton import HELLO, Answer, FakeTriton, Piece, serve
 
 QUICK = RetryPolicy(attempts=4, first_delay_s=0.05, factor=2, max_delay_s=0.2)
-GONE = "in ensemble 'ensemble', the engine process has died; the request is lost"
-FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached (max_num_queued_reqs)"
+GONE = "in ensemble 'ensemble', the engine process has died; the request is lost [code=unavailable]"
+FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached [code=queue_full]"
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ class TestBeforeTheFirstChunk:
         assert len(triton.requests) == 1
 
     def test_what_is_wrong_is_tried_once(self, triton: FakeTriton, connect: Connect) -> None:
-        triton.error_message = "in ensemble 'ensemble', top_p: must be at most 1 (got 3)"
+        triton.error_message = "in ensemble 'ensemble', top_p: no [code=invalid_value]"
         with connect(triton.url, retry=QUICK) as client, pytest.raises(InvalidRequestError):
             client.generate("a")
         assert len(triton.requests) == 1

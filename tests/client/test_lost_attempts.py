@@ -99,7 +99,7 @@ def test_cut_when_the_answer_had_begun(triton: FakeTriton, connect: Connect) -> 
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(error_message="the engine process has died; the request is lost"),
+        Answer(error_message="the engine process has died; the request is lost [code=unavailable]"),
         Answer(error_message="Maximum queue size of 3 requests reached"),
         Answer(error=(grpc.StatusCode.UNAVAILABLE, "Maximum queue size of 3 requests reached")),
     ],

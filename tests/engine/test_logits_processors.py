@@ -15,7 +15,7 @@ from engine import LLM, SamplingParams
 from engine.config.engine_config import EngineConfig
 from engine.core.constraints.dry import Dry, DryArgs
 from engine.core.engine_core import EngineCore
-from engine.errors import ConfigError, RequestError
+from engine.errors import ConfigError, RequestError, TridentError
 from engine.logits_processors import ProcessorRow
 from engine.protocol.messages import AddRequest, RequestFailed
 from engine.protocol.token_ids import pack_token_ids
@@ -191,9 +191,9 @@ def test_a_fault_is_the_error_of_its_request_alone(llm: LLM, fault: str) -> None
         for output in outputs.rows():
             found[output.uid - first] += output.token_ids
     [failed] = failures
-    assert (failed.uid, failed.code) == (first + 1, "INTERNAL")
+    assert (failed.uid, failed.error.code) == (first + 1, "internal")
     begin = "logits_processors.counting: the processor failed: "
-    assert re.match(begin + FAULTS[fault], failed.message)
+    assert re.match(begin + FAULTS[fault], str(TridentError.of(failed.error)))
     assert found[2] == [*range(50, 62)]
     assert found[3] == alone
 

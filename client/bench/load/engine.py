@@ -144,7 +144,7 @@ class EngineConnector(Connector):
         for output in outputs.rows():
             self._say(output.uid, now, _Said(output.token_ids, output.stats))
         for failed in outputs.failures:
-            self._fail(failed.uid, failed.message)
+            self._fail(failed.uid, str(TridentError.of(failed.error)))
         if not self._samples or now >= self._samples[-1].at + _SAMPLES_S:
             self._samples.append(_sample(core, now))
 
@@ -162,7 +162,7 @@ class EngineConnector(Connector):
                 self._fail(asked.uid, str(error))
                 continue
             for each in refused:
-                self._fail(each.uid, each.message)
+                self._fail(each.uid, str(TridentError.of(each.error)))
 
     def _say(self, uid: int, at: float, said: _Said) -> None:
         stream = self._streams[uid]

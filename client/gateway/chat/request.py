@@ -57,22 +57,19 @@ def chat_parameters(
 
 def _check(body: ChatRequest) -> None:
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options: needs stream", param="stream_options")
+        raise ApiError("needs stream", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "not together with stream")
     if None not in (body.max_tokens, body.max_completion_tokens) and (
         body.max_tokens != body.max_completion_tokens
     ):
         raise ApiError(
-            400,
-            f"max_tokens: is {body.max_tokens}, but max_completion_tokens "
+            f"is {body.max_tokens}, but max_completion_tokens "
             f"{body.max_completion_tokens}; give one of them",
             param="max_tokens",
         )
     if body.top_logprobs is not None:
         if not body.logprobs:
-            raise ApiError(400, "top_logprobs: needs logprobs", param="top_logprobs")
+            raise ApiError("needs logprobs", param="top_logprobs")
         if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise ApiError(
-                400, f"top_logprobs: must be 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs"
-            )
+            raise ApiError(f"must be 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs")

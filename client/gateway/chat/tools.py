@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from client.gateway.errors import ApiError, unsupported
+from client.errors import InvalidRequestError
+from client.gateway.errors import from_client, unsupported
 from client.gateway.generation import Generation
 from client.gateway.tool_calls import Node, ToolCallFormat, ToolChoice
 from client.gateway.tool_calls.choice import check_num_tools
@@ -25,8 +26,8 @@ def tool_choice_of(
     """
     try:
         return ToolChoice.read(tools, tool_choice, parallel_tool_calls)
-    except ValueError as error:
-        raise _wrong(error) from None
+    except InvalidRequestError as error:
+        raise from_client(error) from None
 
 
 def refuse_too_many(number: int) -> None:
@@ -37,8 +38,8 @@ def refuse_too_many(number: int) -> None:
     """
     try:
         check_num_tools(number)
-    except ValueError as error:
-        raise _wrong(error) from None
+    except InvalidRequestError as error:
+        raise from_client(error) from None
 
 
 def with_calls(generation: Generation, choice: ToolChoice, form: ToolCallFormat) -> Generation:
@@ -51,8 +52,8 @@ def with_calls(generation: Generation, choice: ToolChoice, form: ToolCallFormat)
     answer = _json_answer(sampling.get("response_format"))
     try:
         structure = choice.structure(form, answer)
-    except ValueError as error:
-        raise _wrong(error) from None
+    except InvalidRequestError as error:
+        raise from_client(error) from None
     if structure is None:
         return generation
     for name in _GRAMMARS:
@@ -83,8 +84,3 @@ def _json_answer(response_format: Any) -> Node | None:
     if given.get("type") != "json_schema" or not isinstance(inner, dict):
         return None
     return json_value(inner.get("schema", True), strict=inner.get("strict") is not False)
-
-
-def _wrong(error: ValueError) -> ApiError:
-    message = str(error)
-    return ApiError(400, message, param=message.split(":", 1)[0])

@@ -71,7 +71,7 @@ class MessageCall:
                     case _:
                         content.add(event)
         if made is None:
-            raise ApiError(500, "the server ended the request without an answer", "server_error")
+            raise ApiError("the server ended the request without an answer", code="internal")
         made.content = content.blocks
         return made
 
@@ -134,7 +134,7 @@ class MessageCall:
 
     def _stop(self, chunk: Chunk, finish_reason: str) -> Stop:
         if finish_reason == "abort":
-            raise ApiError(500, "the answer was ended from outside", "server_error", code="aborted")
+            raise ApiError("the answer was ended from outside", code="aborted")
         if isinstance(chunk.stop_reason, str):
             return Stop("stop_sequence", chunk.stop_reason)
         limit = "max_tokens" if self._has_max_tokens else "model_context_window_exceeded"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from client.gateway.chat.tools import refuse_too_many, tool_choice_of
@@ -31,21 +30,16 @@ _SAMPLING = {
     "top_p": "top_p",
     "top_k": "top_k",
 }
-_TOO_LONG = re.compile(r".* has (more than )?(\d+) tokens; max_model_len is (\d+).*")
-_MUCH_TOO_LONG = re.compile(r".* cannot fit into max_model_len \((\d+) tokens\).*")
+_FORMAT = "output_config.format"
 _TOOL = re.compile(r"\btools\[(\d+)\]")
 # Fields of a chat, as they are called here.
 _NAMES = (
     (re.compile(r"\b(tools\[\d+\])\.function\.parameters\b"), r"\1.input_schema"),
     (re.compile(r"\b(tools\[\d+\])\.function\b"), r"\1"),
     (re.compile(r"\btool_choice\.function\b"), "tool_choice"),
-    (re.compile(r"^tool_choice: required\b"), "tool_choice: any"),
     (re.compile(r" without prompt_logprobs\b"), ""),  # which are no field here
     (re.compile(r"^thinking_token_budget\b"), "thinking.budget_tokens"),
-    (re.compile(r"\bresponse_format\.json_schema\b"), "output_config.format"),
-    (re.compile(r"\bresponse_format\b"), "output_config.format"),
-    # It is always strict.
-    (re.compile(r"^(output_config\.format.*), or send \"strict\": false"), r"\1"),
+    (re.compile(r"\bresponse_format(\.json_schema)?\b"), _FORMAT),
 )
 
 
@@ -87,6 +81,8 @@ class MessagesChat:
         ]
         tools = [functions[place] for place in self._tool_places]
         choice = body.tool_choice
+        if isinstance(choice, ToolChoiceAny) and not given:
+            raise ApiError("any needs tools", param="tool_choice")
         is_parallel = (
             choice is None
             or isinstance(choice, ToolChoiceNone)
@@ -134,18 +130,16 @@ class MessagesChat:
 
     def renamed(self, error: ApiError) -> ApiError:
         """Return an error with fields named as the client named them."""
-        # In Anthropic's words, by which clients know that they have to shorten it.
-        if long := _TOO_LONG.fullmatch(error.message):
-            told = f"{long[1] or ''}{long[2]} tokens > {long[3]} maximum"
-            return replace(error, message=f"prompt is too long: {told}")
-        if long := _MUCH_TOO_LONG.fullmatch(error.message):
-            told = f"more than {long[1]} tokens > {long[1]} maximum"
-            return replace(error, message=f"prompt is too long: {told}")
-        return replace(
-            error,
-            message=self._renamed(error.message),
-            param=error.param and self._renamed(error.param),
-        )
+        figures = error.figures
+        if error.code == "context_length_exceeded" and "max_model_len" in figures:
+            # In Anthropic's words, by which clients know that they have to shorten it.
+            size = figures.get("num_tokens") or f"more than {figures['more_than']}"
+            limit = figures["max_model_len"]
+            return error.reworded(f"prompt is too long: {size} tokens > {limit} maximum", ())
+        message, *params = map(self._renamed, (error.message, *error.params))
+        if any(param.startswith(_FORMAT) for param in params):
+            message = message.replace(', or send "strict": false', "")  # it is always strict
+        return error.reworded(message, params)
 
     def _renamed(self, text: str) -> str:
         for pattern, name in _NAMES:

@@ -46,8 +46,8 @@ def _thinking(body: CountTokensRequest, model: Health) -> dict[str, Any]:
 
 def _check_budget(budget_tokens: int, max_tokens: int) -> None:
     if budget_tokens >= max_tokens:
-        text = f"thinking.budget_tokens: must be less than max_tokens ({max_tokens})"
-        raise ApiError(400, text, param="thinking.budget_tokens")
+        text = f"must be less than max_tokens ({max_tokens})"
+        raise ApiError(text, param="thinking.budget_tokens")
 
 
 def _effort(body: CountTokensRequest, model: Health) -> dict[str, Any]:

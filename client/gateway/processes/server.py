@@ -173,5 +173,5 @@ def make_server(
     try:
         config.load()
     except OSError as error:  # also what OpenSSL says
-        raise ConfigurationError(f"ssl_certfile, ssl_keyfile: {error}") from None
+        raise ConfigurationError(f"{error}", param="ssl_certfile, ssl_keyfile") from None
     return Server(config, app.state.gateway.pool, settings.shutdown_timeout_s)

@@ -98,8 +98,8 @@ class ResponseCall:
                 raise
             for event in self._output.finish("error"):
                 yield event
-            yield ErrorEvent(code=error.code, message=error.message, param=error.param)
-            yield await self._end("error", error.message)
+            yield ErrorEvent(code=error.code, message=str(error), param=error.param)
+            yield await self._end("error", str(error))
 
     async def _events(self) -> AsyncGenerator[Event, None]:
         model = await self._gateway.served_model.facts()

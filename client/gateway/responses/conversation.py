@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from client.gateway.errors import ApiError
@@ -65,8 +64,8 @@ class Conversation:
 
     def told(self, error: ApiError) -> ApiError:
         """Return `error` with the names of items instead of those of messages."""
-        param = error.param and _MESSAGE.sub(self._told, error.param)
-        return replace(error, message=_MESSAGE.sub(self._told, error.message), param=param)
+        params = [_MESSAGE.sub(self._told, param) for param in error.params]
+        return error.reworded(_MESSAGE.sub(self._told, error.message), params)
 
     def _told(self, match: re.Match[str]) -> str:
         message, call = int(match[1]), match[2]
@@ -78,7 +77,7 @@ class Conversation:
         if isinstance(item, FunctionCallOutputItem):
             if item.call_id not in self._call_ids:
                 name = f"{place}.call_id"
-                raise ApiError(400, f"{name}: no call before it has this id", param=name)
+                raise ApiError("no call before it has this id", param=name)
             self._add("tool", place, content=_content(item.output), tool_call_id=item.call_id)
         elif isinstance(item, MessageItem) and item.role == "user":
             self._add("user", place, content=_content(item.content))

@@ -43,8 +43,8 @@ class History:
         self._add_bytes(size or 0, name)
         stored = await self._store.get(self._owner, response_id)
         if stored is None:
-            message = f"{name}: there is no response {response_id!r}; {_KEPT}"
-            raise ApiError(400, message, param=name, code="previous_response_not_found")
+            message = f"there is no response {response_id!r}; {_KEPT}"
+            raise ApiError(message, param=name, code="previous_response_not_found")
         found = await asyncio.to_thread(_items_of, stored)
         self._add_items(len(found), name)
         return await asyncio.to_thread(_read, found)
@@ -69,8 +69,8 @@ class History:
             name = f"input[{places[item_id]}].id"
             stored = await self._store.get_by_item(self._owner, item_id)
             if stored is None:
-                message = f"{name}: there is no item {item_id!r}; of responses {_KEPT}"
-                raise ApiError(400, message, param=name)
+                message = f"there is no item {item_id!r}; of responses {_KEPT}"
+                raise ApiError(message, param=name)
             new = await asyncio.to_thread(_with_ids, stored, places.keys() - found.keys())
             self._add_bytes(sum(map(len, new.values())), name)
             found |= zip(new, await asyncio.to_thread(_read, list(new.values())), strict=True)
@@ -80,8 +80,7 @@ class History:
         self._num_bytes += count
         if self._num_bytes > MAX_BODY_BYTES:
             raise ApiError(
-                400,
-                f"{name}: what is referred to has {self._num_bytes} bytes; at most "
+                f"what is referred to has {self._num_bytes} bytes; at most "
                 f"{MAX_BODY_BYTES} are allowed in all, as in the body of a request",
                 param=name,
             )
@@ -90,9 +89,7 @@ class History:
         self._num_items += count
         if self._num_items > MAX_ITEMS:
             raise ApiError(
-                400,
-                f"{name}: the conversation has {self._num_items} items; at most {MAX_ITEMS} are "
-                "allowed",
+                f"the conversation has {self._num_items} items; at most {MAX_ITEMS} are allowed",
                 param=name,
             )
 
@@ -145,6 +142,6 @@ def _places(items: Sequence[Item | ItemReference]) -> dict[str, int]:
     for place, item in enumerate(items):
         if isinstance(item, ItemReference) and (first := places.setdefault(item.id, place)) < place:
             name = f"input[{place}].id"
-            message = f"{name}: must be of another item than input[{first}].id (got {item.id!r})"
-            raise ApiError(400, f"{message}; refer to an item once", param=name)
+            message = f"must be of another item than input[{first}].id (got {item.id!r})"
+            raise ApiError(f"{message}; refer to an item once", param=name)
     return places

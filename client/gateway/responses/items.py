@@ -78,7 +78,7 @@ def page(content: bytes, query: InputItemsQuery) -> ItemList:
     if query.after is not None:
         ids = [id_of(item) for item in ordered]
         if query.after not in ids:
-            raise ApiError(400, f"after: there is no item {query.after!r}", param="after")
+            raise ApiError(f"there is no item {query.after!r}", param="after")
         begin = ids.index(query.after) + 1
     found = [msgspec.json.decode(item) for item in ordered[begin : begin + query.limit]]
     return ItemList(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from client.gateway.errors import ApiError
@@ -44,9 +43,9 @@ def chat_of(
         ApiError: fields of `body` do not go together.
     """
     if body.stream_options is not None and not body.stream:
-        raise ApiError(400, "stream_options: needs stream", param="stream_options")
+        raise ApiError("needs stream", param="stream_options")
     if body.top_logprobs and not body.wants_logprobs:
-        raise ApiError(400, f"top_logprobs: needs {LOGPROBS} in include", param="top_logprobs")
+        raise ApiError(f"needs {LOGPROBS} in include", param="top_logprobs")
     return ChatRequest.model_construct(
         **{name: getattr(body, name) for name in _SHARED},
         messages=messages,
@@ -64,11 +63,10 @@ def chat_of(
 
 def in_names_of_responses(error: ApiError, tools: OfferedTools) -> ApiError:
     """Return an error of a chat in the names that its fields have here."""
-    message, param = tools.placed(error.message), error.param and tools.placed(error.param)
+    message, *params = map(tools.placed, (error.message, *error.params))
     for pattern, name in _NAMES:
-        message = pattern.sub(name, message)
-        param = param and pattern.sub(name, param)
-    return replace(error, message=message, param=param)
+        message, *params = (pattern.sub(name, text) for text in (message, *params))
+    return error.reworded(message, params)
 
 
 def sampling_told(body: ResponseRequest, model: Health) -> dict[str, float]:

@@ -35,7 +35,7 @@ async def ready(gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
         raise from_client(error) from None
     if not found.is_ready:
         detail = found.detail or f"the engine is {found.state}"
-        raise ApiError(503, detail, "server_error", code="unavailable", retry_after=1)
+        raise ApiError(detail, code="unavailable", retry_after=1)
     return JsonAnswer(Readiness(found.num_in_flight))
 
 

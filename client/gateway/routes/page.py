@@ -34,5 +34,5 @@ async def page() -> Response:
 async def file(name: str) -> Response:
     """Return what the page loads."""
     if name not in _FILES:
-        raise ApiError(404, f"there is no file {name!r}")
+        raise ApiError(f"there is no file {name!r}", code="not_found")
     return FileResponse(_FILES[name], headers=_HEADERS)

@@ -75,4 +75,4 @@ async def _stored(gateway: Gateway, response_id: str) -> StoredResponse:
 
 
 def _missing(response_id: str) -> ApiError:
-    return ApiError(404, f"response_id: there is no response {response_id!r}", param="response_id")
+    return ApiError(f"there is no response {response_id!r}", param="response_id", code="not_found")

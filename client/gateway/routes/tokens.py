@@ -33,7 +33,7 @@ async def tokenize(
     parameters = chat_parameters(body, body.tools)
     if body.messages is None and parameters:
         name = next(iter(parameters))
-        raise ApiError(400, f"{name}: needs messages", param=name)
+        raise ApiError("needs messages", param=name)
     try:
         check_chat(body.messages, parameters)
         found = await gateway.client.tokenize(

@@ -42,11 +42,11 @@ class Balance:
 
     def __post_init__(self) -> None:
         if not 0 <= self.cache_threshold <= 1:
-            raise ConfigurationError("cache_threshold: must be between 0 and 1")
+            raise ConfigurationError("must be between 0 and 1", param="cache_threshold")
         if self.balance_abs_threshold < 0:
-            raise ConfigurationError("balance_abs_threshold: must not be negative")
+            raise ConfigurationError("must not be negative", param="balance_abs_threshold")
         if not self.balance_rel_threshold >= 1:
-            raise ConfigurationError("balance_rel_threshold: must be at least 1")
+            raise ConfigurationError("must be at least 1", param="balance_rel_threshold")
 
     def overloaded(self, load: int, least: int) -> bool:
         """Tell whether a server with `load` requests gets none for its cache's sake."""

@@ -44,10 +44,7 @@ class Access:
         if tenant is None:
             wrong = "no API key is given" if key is None else "the API key is wrong"
             raise ApiError(
-                401,
-                f"{wrong}: send one as Authorization: Bearer KEY",
-                "authentication_error",
-                code="invalid_api_key",
+                f"{wrong}: send one as Authorization: Bearer KEY", code="invalid_api_key"
             )
         if scope["method"] not in _READS:
             self._quotas.admit(tenant)

@@ -84,10 +84,7 @@ class BodyLimits:
                         return bytes(body)
         except TimeoutError:
             raise ApiError(
-                408,
-                f"the body did not arrive within {self._timeout:g} s",
-                "timeout_error",
-                code="timeout",
+                f"the body did not arrive within {self._timeout:g} s", code="timeout"
             ) from None
 
     @contextmanager
@@ -110,10 +107,8 @@ class BodyLimits:
 
     def _full(self) -> ApiError:
         return ApiError(
-            503,
             f"the bodies of all requests have more than {self._max_buffered_bytes} bytes; try "
             "again later",
-            "server_error",
             code="unavailable",
             retry_after=_RETRY_AFTER_S,
         )
@@ -136,7 +131,9 @@ class _Replay:
 def _check_head(scope: Scope) -> None:
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEAD_BYTES:
         raise ApiError(
-            431, f"the headers must not have more than {MAX_HEAD_BYTES} bytes", code="too_large"
+            f"the headers must not have more than {MAX_HEAD_BYTES} bytes",
+            code="too_large",
+            status=431,
         )
     length = dict(scope["headers"]).get(b"content-length", b"0")
     if length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
@@ -144,6 +141,4 @@ def _check_head(scope: Scope) -> None:
 
 
 def _too_large() -> ApiError:
-    return ApiError(
-        413, f"the body must not have more than {MAX_BODY_BYTES} bytes", code="too_large"
-    )
+    return ApiError(f"the body must not have more than {MAX_BODY_BYTES} bytes", code="too_large")

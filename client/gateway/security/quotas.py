@@ -65,9 +65,7 @@ def _take(bucket: Bucket | None, amount: int, what: str) -> None:
         after = math.ceil(wait)
         limit = f"{bucket.per_minute} {what} per minute"
         raise ApiError(
-            429,
             f"the limit of {limit} is reached; try again in {after} s",
-            "rate_limit_error",
             code="rate_limit_exceeded",
             retry_after=after,
         )

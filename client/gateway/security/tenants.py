@@ -69,7 +69,7 @@ class Tenants:
             for digest in tenant.digests:
                 if (other := self._by_digest[digest]) is not tenant:
                     raise ConfigurationError(
-                        f"api_key: {other.name} and {tenant.name} have the same key"
+                        f"{other.name} and {tenant.name} have the same key", param="api_key"
                     )
 
     @cached_property
@@ -103,7 +103,7 @@ def read_tenants(keys: Iterable[str], file: Path | None) -> Tenants | None:
 
 def _keyholder(key: str) -> Tenant:
     if not key.strip():
-        raise ConfigurationError("api_key: must not be empty")
+        raise ConfigurationError("must not be empty", param="api_key")
     digest = hashlib.sha256(key.encode()).digest()
     return Tenant(f"key-{digest.hex()[:8]}", (digest,))
 
@@ -125,15 +125,15 @@ def _read(file: Path) -> list[Tenant]:
     try:
         entries = _FILE.validate_python(tomllib.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigurationError(f"api_key_file: {file}: {error.strerror}") from None
+        raise ConfigurationError(f"{file}: {error.strerror}", param="api_key_file") from None
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(f"api_key_file: {file}: {place}: {first['msg']}") from None
+        raise ConfigurationError(f"{file}: {place}: {first['msg']}", param="api_key_file") from None
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or nested too deeply
-        raise ConfigurationError(f"api_key_file: {file}: {error}") from None
+        raise ConfigurationError(f"{file}: {error}", param="api_key_file") from None
     if not entries:
-        raise ConfigurationError(f"api_key_file: {file}: has no keys")
+        raise ConfigurationError(f"{file}: has no keys", param="api_key_file")
     return [
         Tenant(
             name,

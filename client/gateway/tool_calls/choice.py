@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from client.errors import InvalidRequestError
 from client.gateway.tool_calls import grammar
 from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 
@@ -13,7 +14,7 @@ Mode = Literal["auto", "none", "required"]
 
 MAX_TOOLS = 1024  # of a request; the server has the same limit
 
-_FORMS = (
+_CHOICES = (
     'must be auto, none, required, {"type": "function", "function": {"name": ...}} or '
     '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
 )
@@ -45,7 +46,7 @@ class ToolChoice:
         """Read the fields of a request; what the server checks of `tools` is left to it.
 
         Raises:
-            ValueError: a field is wrong; the text begins with its name.
+            InvalidRequestError: a field is wrong.
         """
         check_num_tools(len(tools or ()))
         functions = dict(_function(tool, i) for i, tool in enumerate(tools or ()))
@@ -63,9 +64,9 @@ class ToolChoice:
             case {"type": "allowed_tools"}:
                 mode, allowed = _allowed(tool_choice, functions)
             case _:
-                raise ValueError(f"tool_choice: {_FORMS}")
+                raise InvalidRequestError(_CHOICES, param="tool_choice")
         if mode != "none" and not functions:
-            raise ValueError(f"tool_choice: {mode} needs tools")
+            raise InvalidRequestError(f"{mode} needs tools", param="tool_choice")
         return cls(allowed, mode, is_parallel, len(allowed) < len(functions))
 
     def structure(self, form: ToolCallFormat, answer: Node | None = None) -> Node | None:
@@ -76,7 +77,7 @@ class ToolChoice:
             answer: what an answer without calls must match.
 
         Raises:
-            ValueError: a strict function cannot be enforced in this form.
+            InvalidRequestError: a strict function cannot be enforced in this form.
         """
         functions = self.functions.values()
         is_strict = self.is_restricted or any(function.is_strict for function in functions)
@@ -103,10 +104,12 @@ def check_num_tools(number: int) -> None:
     """Refuse more tools than a request may have.
 
     Raises:
-        ValueError: there are more.
+        InvalidRequestError: there are more.
     """
     if number > MAX_TOOLS:
-        raise ValueError(f"tools: has {number} tools; at most {MAX_TOOLS} are allowed")
+        raise InvalidRequestError(
+            f"has {number} tools; at most {MAX_TOOLS} are allowed", param="tools"
+        )
 
 
 def _after(before: Node | None, enforced: Node) -> Node:
@@ -114,66 +117,70 @@ def _after(before: Node | None, enforced: Node) -> Node:
 
 
 def _function(tool: Any, index: int) -> tuple[str, Function]:
-    place = f"tools[{index}]"
+    field = f"tools[{index}]"
     if not isinstance(tool, Mapping) or tool.get("type") != "function":
-        raise ValueError(f"{place}.type: must be 'function'")
-    place, function = f"{place}.function", tool.get("function")
+        raise InvalidRequestError("must be 'function'", param=f"{field}.type")
+    field, function = f"{field}.function", tool.get("function")
     if not isinstance(function, Mapping):
-        raise ValueError(f"{place}: must be an object")
+        raise InvalidRequestError("must be an object", param=field)
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str):
-        raise ValueError(f"{place}.name: must be a string")
+        raise InvalidRequestError("must be a string", param=f"{field}.name")
     if not isinstance(parameters, Mapping | None):
-        raise ValueError(f"{place}.parameters: must be an object, a JSON schema")
+        raise InvalidRequestError("must be an object, a JSON schema", param=f"{field}.parameters")
     properties = (parameters or {}).get("properties")
     if not isinstance(properties, Mapping | None):
-        raise ValueError(f"{place}.parameters.properties: must be an object")
-    return name, Function(name, parameters or {}, function.get("strict") is True, place)
+        raise InvalidRequestError("must be an object", param=f"{field}.parameters.properties")
+    return name, Function(name, parameters or {}, function.get("strict") is True, field)
 
 
 def _allowed(
     choice: Mapping[str, Any], functions: Mapping[str, Function]
 ) -> tuple[Mode, dict[str, Function]]:
     """Return mode and functions of `allowed_tools`, in the form of chats or of responses."""
-    place = "tool_choice"
+    field = "tool_choice"
     if "allowed_tools" in choice:
-        _refuse_others(choice, {"type", "allowed_tools"}, place)
-        place = f"{place}.allowed_tools"
-        choice = _object(choice["allowed_tools"], place)
-    _refuse_others(choice, {"type", "mode", "tools"}, place)
+        _refuse_others(choice, {"type", "allowed_tools"}, field)
+        field = f"{field}.allowed_tools"
+        choice = _object(choice["allowed_tools"], field)
+    _refuse_others(choice, {"type", "mode", "tools"}, field)
     mode, tools = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
-        raise ValueError(f"{place}.mode: must be auto or required")
+        raise InvalidRequestError("must be auto or required", param=f"{field}.mode")
     if not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
-        raise ValueError(f"{place}.tools: must be a list of functions, and not empty")
-    names = {_chosen(tool, f"{place}.tools[{i}]", functions) for i, tool in enumerate(tools)}
+        raise InvalidRequestError(
+            "must be a list of functions, and not empty", param=f"{field}.tools"
+        )
+    names = {_chosen(tool, f"{field}.tools[{i}]", functions) for i, tool in enumerate(tools)}
     return mode, {name: function for name, function in functions.items() if name in names}
 
 
-def _chosen(choice: Any, place: str, functions: Mapping[str, Function]) -> str:
+def _chosen(choice: Any, field: str, functions: Mapping[str, Function]) -> str:
     """Return the name of the function that is named, in the form of chats or of responses."""
     if not isinstance(choice, Mapping) or choice.get("type") != "function":
-        raise ValueError(f"{place}.type: must be 'function'")
+        raise InvalidRequestError("must be 'function'", param=f"{field}.type")
     if "function" in choice:
-        _refuse_others(choice, {"type", "function"}, place)
-        place = f"{place}.function"
-        choice = _object(choice["function"], place)
-    _refuse_others(choice, {"type", "name"}, place)
+        _refuse_others(choice, {"type", "function"}, field)
+        field = f"{field}.function"
+        choice = _object(choice["function"], field)
+    _refuse_others(choice, {"type", "name"}, field)
     name = choice.get("name")
     if not isinstance(name, str):
-        raise ValueError(f"{place}.name: must be a string")
+        raise InvalidRequestError("must be a string", param=f"{field}.name")
     if name not in functions:
-        raise ValueError(f"{place}.name: {name!r} is not one of the tools")
+        raise InvalidRequestError(f"{name!r} is not one of the tools", param=f"{field}.name")
     return name
 
 
-def _object(value: Any, place: str) -> Mapping[str, Any]:
+def _object(value: Any, field: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{place}: must be an object")
+        raise InvalidRequestError("must be an object", param=field)
     return value
 
 
-def _refuse_others(fields: Mapping[str, Any], known: set[str], place: str) -> None:
+def _refuse_others(fields: Mapping[str, Any], known: set[str], field: str) -> None:
     for name, value in fields.items():
         if name not in known and value is not None:
-            raise ValueError(f"{place}.{name}: unknown field")
+            raise InvalidRequestError(
+                "unknown field", param=f"{field}.{name}", code="unknown_parameter"
+            )

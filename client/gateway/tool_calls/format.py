@@ -76,7 +76,7 @@ class ToolCallFormat(Protocol):
         """Return the structure of one call, of type `tag`, with all that is around it.
 
         Raises:
-            ValueError: the function is strict, and its schema cannot be enforced in this form.
+            InvalidRequestError: the function is strict, and this form cannot enforce its schema.
         """
 
     def new_id(self) -> str:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from client.errors import InvalidRequestError
 from client.gateway.tool_calls.format import Function, Node
 from client.gateway.tool_calls.parameters import Parameter, parameters_of
 
@@ -63,12 +64,12 @@ def parameters(function: Function) -> dict[str, Parameter]:
     """Return the arguments by name, the required ones first.
 
     Raises:
-        ValueError: the function is strict, and its schema cannot be enforced one by one.
+        InvalidRequestError: the function is strict, and its schema cannot be enforced one by one.
     """
     try:
         return parameters_of(function.parameters, strict=function.is_strict)
     except ValueError as error:
-        raise ValueError(f"{function.place}.parameters: {error}") from None
+        raise InvalidRequestError(str(error), param=f"{function.place}.parameters") from None
 
 
 def calls(parts: Sequence[Node], separator: str, *, parallel: bool) -> Node:

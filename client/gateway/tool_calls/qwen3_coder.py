@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from client.errors import InvalidRequestError
 from client.gateway.tool_calls import grammar
 from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.parameters import ANNOTATIONS, DEFINITIONS, listed
@@ -90,9 +91,9 @@ def _content(function: Function, name: str, schema: Any) -> Node:
     if choices:
         return grammar.either([grammar.const(str(choice)) for choice in choices])
     if function.is_strict and (others := schema.keys() - _TEXT_KEYWORDS):
-        raise ValueError(
-            f'{function.place}.parameters.properties.{name}: keyword "{min(others)}" is not '
-            "enforced for texts in this model's form of tool calls"
+        raise InvalidRequestError(
+            f'keyword "{min(others)}" is not enforced for texts in this form of tool calls',
+            param=f"{function.place}.parameters.properties.{name}",
         )
     return grammar.ANY_TEXT
 

@@ -12,9 +12,8 @@ from engine.core.constraints.processors import AskedProcessor
 from engine.core.ragged import Int32s
 from engine.core.request import Request
 from engine.core.schedule import Adjustments, Float32s, Schedule
-from engine.errors import TridentError
+from engine.errors import TridentError, shown
 from engine.logits_processors import Adjustment, LogitsProcessor, ProcessorRow
-from engine.validation.limits import shown
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -64,8 +63,8 @@ class LogitsAdjuster:
                 try:
                     found.add(row, answer)
                 except Exception as error:
-                    text = f"{asked.field}: the processor failed: {type(error).__name__}: {error}"
-                    asked.fault = TridentError(shown(text))
+                    text = f"the processor failed: {type(error).__name__}: {shown(str(error))}"
+                    asked.fault = TridentError(text, param=asked.field)
                     asked.fault.__cause__ = error
         return found.merged()
 

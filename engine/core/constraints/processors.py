@@ -53,12 +53,12 @@ def load_processors(context: ProcessorContext) -> dict[str, LogitsProcessor]:
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "no package"
         shown = f"logits processor {point.name!r} ({point.value}, {package})"
         if point.name in found:
-            raise ConfigError(f"{shown}: another package has one of the same name")
+            raise ConfigError("another package has one of the same name", param=shown)
         try:
             found[point.name] = point.load()(context)
         except Exception as error:
             raise ConfigError(
-                f"{shown}: cannot be loaded: {type(error).__name__}: {error}"
+                f"cannot be loaded: {type(error).__name__}: {error}", param=shown
             ) from error
         log.info("%s", shown)
     return found
@@ -109,7 +109,8 @@ class Processors:
             if processor is None:
                 names = ", ".join(map(repr, self._installed)) or "none"
                 raise RequestError(
-                    f"{field}.name: there is no logits processor {each.name!r}; installed: {names}"
+                    f"there is no logits processor {each.name!r}; installed: {names}",
+                    param=f"{field}.name",
                 )
             self._validate(field, processor, each.args)
 
@@ -117,9 +118,9 @@ class Processors:
         try:
             processor.validate(args)
         except ValueError as error:
-            raise RequestError(f"{field}.args: {error}") from None
+            raise RequestError(str(error), param=f"{field}.args") from None
         except Exception as error:
             log.exception("%s.args: the processor cannot check them", field)
             raise RequestError(
-                f"{field}.args: the processor cannot check them: {type(error).__name__}"
+                f"the processor cannot check them: {type(error).__name__}", param=f"{field}.args"
             ) from error

@@ -24,7 +24,7 @@ class TorchAttention:
     ) -> None:
         """Accept heads of any shape, but no float8 cache."""
         if kv_cache_dtype == torch.float8_e4m3fn:
-            raise UnsupportedError("kv_cache_dtype: fp8 is for GPUs only; set it to auto")
+            raise UnsupportedError("fp8 is for GPUs only; set it to auto", param="kv_cache_dtype")
 
     def plan(self, batch: Batch) -> StepAttention:
         starts: list[int] = batch.query_start_loc.tolist()

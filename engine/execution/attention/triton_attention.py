@@ -19,7 +19,9 @@ class TritonAttention:
 
     def __init__(self, block_size: int) -> None:
         if block_size not in BLOCK_SIZES:
-            raise UnsupportedError(f"block_size: must be 16, 32 or 64 on a GPU (got {block_size})")
+            raise UnsupportedError(
+                f"must be 16, 32 or 64 on a GPU (got {block_size})", param="block_size"
+            )
 
     def check(
         self, *, num_heads: int, num_kv_heads: int, head_dim: int, kv_cache_dtype: torch.dtype
@@ -27,13 +29,14 @@ class TritonAttention:
         group = num_heads // num_kv_heads
         if head_dim % 16 or not 32 <= head_dim <= 256:
             raise UnsupportedError(
-                "config.json: head_dim: must be a multiple of 16 from 32 to 256 on a GPU "
-                f"(got {head_dim})"
+                f"head_dim: must be a multiple of 16 from 32 to 256 on a GPU (got {head_dim})",
+                param="config.json",
             )
         if group > MAX_GROUP:
             raise UnsupportedError(
-                f"config.json: num_key_value_heads: at most {MAX_GROUP} query heads can share one "
-                f"on a GPU (got {group})"
+                f"num_key_value_heads: at most {MAX_GROUP} query heads can share one "
+                f"on a GPU (got {group})",
+                param="config.json",
             )
 
     def plan(self, batch: Batch) -> StepAttention:

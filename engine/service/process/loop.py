@@ -137,10 +137,10 @@ class EngineLoop:
             if not isinstance(error, RequestError):
                 refused = {**fields, "error": str(error)}
                 log.warning("request refused", extra={"fields": refused})
-            self._put(RequestFailed(request.uid, error.code, str(error)))
+            self._put(RequestFailed(request.uid, error.report()))
         except Exception:
             log.exception("request could not be added", extra={"fields": fields})
-            self._put(RequestFailed(request.uid, TridentError.code, "internal error"))
+            self._put(RequestFailed(request.uid, TridentError("internal error").report()))
         else:
             for failure in displaced:
                 self._put(failure)

@@ -83,12 +83,12 @@ def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
         configure_logging(config.log_format)
         core = make_core(config, lambda text: writer.put(Starting(text)))
     except TridentError as error:
-        writer.put(StartFailed(error.code, str(error)))
+        writer.put(StartFailed(error.report()))
         return None
     except Exception as error:
         log.exception("start-up failed")
         text = f"the engine could not start: {type(error).__name__}: {error}"
-        writer.put(StartFailed(TridentError.code, text))
+        writer.put(StartFailed(TridentError(text).report()))
         return None
     writer.put(core.ready)
     return core

@@ -136,5 +136,5 @@ def _decodable(field: str, data: bytes) -> list[int]:
     """
     ids: list[int] = unpack_token_ids(data, field).tolist()
     if ids and min(ids) < 0:  # of few ids, sooner found here than by NumPy
-        raise RequestError(f"{field}: token id {min(ids)} is negative")
+        raise RequestError(f"token id {min(ids)} is negative", param=field)
     return ids

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.config.engine_config import EngineConfig
-from engine.errors import RequestError
+from engine.errors import ContextLengthError, RequestError
 from engine.models.registry import read_model_spec
 from engine.protocol.messages import ResponseOptions
 from engine.protocol.token_ids import TokenIds, token_array
@@ -221,25 +221,31 @@ class Preprocessor:
         self._check_characters(field, prompt, cuts)
         ids = self._tokenizer.encode(prompt, add_special_tokens=special, field=field)
         if not ids:
-            raise RequestError(f"{field}: holds no tokens")
+            raise RequestError("holds no tokens", param=field)
         return token_array(field, ids)
 
     def _check_characters(self, field: str, prompt: str, cuts: bool) -> None:
         """Refuse most prompts that are too long without tokenising all of them."""
         limit = max_prompt_characters(self.max_model_len)
         if len(prompt) > limit:
-            raise RequestError(
-                f"{field}: the prompt of {len(prompt)} characters cannot fit into max_model_len "
-                f"({self.max_model_len} tokens); at most {limit} are allowed"
+            raise ContextLengthError(
+                f"the prompt of {len(prompt)} characters cannot fit into max_model_len "
+                f"({self.max_model_len} tokens); at most {limit} are allowed",
+                param=field,
+                more_than=self.max_model_len,
+                max_model_len=self.max_model_len,
             )
         start = prompt[: _MEAN_CHARACTERS * self.max_model_len]
         if not cuts and len(prompt) > _CERTAINLY_TOO_LONG * len(start):
             num_tokens = len(self._tokenizer.encode(start, field=field))
             # Where the text is cut, a few tokens differ from those of the whole.
             if num_tokens > _CERTAINLY_TOO_LONG * self.max_model_len:
-                raise RequestError(
-                    f"{field}: the prompt has more than {num_tokens} tokens; max_model_len is "
-                    f"{self.max_model_len}"
+                raise ContextLengthError(
+                    f"the prompt has more than {num_tokens} tokens; max_model_len is "
+                    f"{self.max_model_len}",
+                    param=field,
+                    more_than=num_tokens,
+                    max_model_len=self.max_model_len,
                 )
 
     def _bias(self, inputs: RequestInputs, params: SamplingParams) -> Mapping[str, Any]:
@@ -253,7 +259,8 @@ class Preprocessor:
         for word, weight in inputs.embedding_bias:
             if abs(weight) > most:
                 raise RequestError(
-                    f"embedding_bias_weights: must be {-most:g} to {most:g} (got {weight:g})"
+                    f"must be {-most:g} to {most:g} (got {weight:g})",
+                    param="embedding_bias_weights",
                 )
             for token_id in self._tokenizer.encode(
                 word, add_special_tokens=False, field="embedding_bias_words"

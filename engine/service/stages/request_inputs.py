@@ -108,7 +108,7 @@ def parse_inputs(
     _check_one_prompt({"text_input": text, "messages": messages, "input_ids": input_ids})
     chat = inputs.string("chat_parameters") or ""
     if chat and messages is None:
-        raise RequestError("chat_parameters: needs messages")
+        raise RequestError("needs messages", param="chat_parameters")
     tensor_fields, names = sampling_tensors(inputs)
     merged = {**tensor_fields, **_sampling_parameters(inputs, parameters), GUIDE: grammar}
     # null asks for the default, except that no limit of max_tokens is a value of its own.
@@ -161,12 +161,14 @@ def requested_outputs(inputs: InputReader) -> list[str]:
 def _check_one_prompt(prompts: Mapping[str, str | TokenIds | None]) -> None:
     given = [name for name, prompt in prompts.items() if prompt is not None]
     if len(given) > 1:
-        raise RequestError(f"{', '.join(given)}: give one of them only")
+        raise RequestError("give one of them only", param=given)
     if not given:
-        raise RequestError("text_input: is missing (give text_input, messages or input_ids)")
+        raise RequestError(
+            "is missing (give text_input, messages or input_ids)", param="text_input"
+        )
     prompt = prompts[given[0]]
     if prompt is not None and len(prompt) == 0:
-        raise RequestError(f"{given[0]}: must not be empty")
+        raise RequestError("must not be empty", param=given[0])
 
 
 def _sampling_parameters(inputs: InputReader, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,7 +189,7 @@ def _take_echo(fields: dict[str, Any]) -> bool | None:
     if isinstance(echo, str):
         echo = {"true": True, "false": False}.get(echo.lower(), echo)
     if echo is not None and not isinstance(echo, bool):
-        raise RequestError("echo: must be true or false")
+        raise RequestError("must be true or false", param="echo")
     return echo
 
 
@@ -199,13 +201,14 @@ def _embedding_bias(inputs: InputReader) -> tuple[tuple[str, float], ...]:
         return ()
     if len(words) != len(weights):
         raise RequestError(
-            f"embedding_bias_weights: must have one weight per word of embedding_bias_words "
-            f"({len(weights)} weights, {len(words)} words)"
+            f"must have one weight per word of embedding_bias_words "
+            f"({len(weights)} weights, {len(words)} words)",
+            param="embedding_bias_weights",
         )
     return tuple(zip(words, weights, strict=True))
 
 
 def _check_at_least(name: str, value: int | None, minimum: int) -> int | None:
     if value is not None and value < minimum:
-        raise RequestError(f"{name}: must be at least {minimum} (got {value})")
+        raise RequestError(f"must be at least {minimum} (got {value})", param=name)
     return value

@@ -26,7 +26,7 @@ def tokenize_tensors(tensors: Tensors, preprocess: Preprocessor) -> dict[str, ND
         return _tokenize(inputs, preprocess)
     if inputs.boolean("detokenize"):
         if "input_ids" not in inputs:
-            raise RequestError("input_ids: is missing")
+            raise RequestError("is missing", param="input_ids")
         ids = inputs.token_ids("input_ids", MAX_PROMPT_TOKENS)
         return {"text": strings([preprocess.detokenize(ids)])}
     return None
@@ -35,7 +35,7 @@ def tokenize_tensors(tensors: Tensors, preprocess: Preprocessor) -> dict[str, ND
 def _tokenize(inputs: InputReader, preprocess: Preprocessor) -> dict[str, NDArray[Any]]:
     text, messages = inputs.string("text_input"), inputs.string("messages")
     if (text is None) == (messages is None):
-        raise RequestError("tokenize: needs either text_input or messages")
+        raise RequestError("needs either text_input or messages", param="tokenize")
     ids = preprocess.tokenize(
         text,
         messages,

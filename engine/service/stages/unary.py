@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.config.engine_config import EngineConfig
-from engine.errors import EngineDeadError, RequestError, TridentError, UnsupportedError, error_of
+from engine.errors import EngineDeadError, RequestError, TridentError, UnsupportedError
 from engine.protocol.messages import DetokenizerInput
 from engine.service.cancellation import CancelPoller
 from engine.service.channel import Channel, ChannelError
@@ -148,8 +148,9 @@ class UnaryStage:
             return UnaryStop(number, call.request_id), pending
         if any_boolean(inputs, "stream", "streaming"):
             raise UnsupportedError(
-                "stream: must be false for a model that answers once; call "
-                f"{self._config.served_model_name or 'ensemble'} for a stream"
+                "must be false for a model that answers once; call "
+                f"{self._config.served_model_name or 'ensemble'} for a stream",
+                param="stream",
             )
         asked = parse_inputs(call.tensors, call.parameters, call.timeout_us)
         preprocess, _ = self._loaded()
@@ -314,7 +315,7 @@ class _Connection:
         if isinstance(message, UnaryAnswer):
             self._on_end(message.number, pending, message)
         else:
-            self._on_end(message.number, pending, error_of(message.code, message.text))
+            self._on_end(message.number, pending, TridentError.of(message.error))
 
     def _pop(self, number: int) -> _Pending | None:
         with self._lock:

@@ -16,7 +16,6 @@ from engine.errors import (
     RequestCancelledError,
     RequestError,
     TridentError,
-    error_of,
 )
 from engine.protocol.messages import (
     Abort,
@@ -199,9 +198,9 @@ class EngineClient:
         match message:
             case Outputs():
                 self._take(message)
-            case RequestFailed(uid, code, text):
+            case RequestFailed(uid, error):
                 if (stream := self._pop(uid)) is not None:
-                    self._fail(stream, error_of(code, text))
+                    self._fail(stream, TridentError.of(error))
             case Stats():
                 self._observer.update(message)
 

@@ -75,7 +75,7 @@ def parse_engine_inputs(
     """
     inputs = InputReader(tensors)
     if "input_ids" not in inputs:
-        raise RequestError("input_ids: is missing")
+        raise RequestError("is missing", param="input_ids")
     check_length("input_ids", inputs.size("input_ids"), None, ready.max_model_len)
     check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
     prompt = _prompt(inputs, ready)
@@ -124,7 +124,8 @@ def _prompt(inputs: InputReader, ready: Ready) -> TokenIds:
         return prompt
     if not 1 <= length <= len(prompt):
         raise RequestError(
-            f"input_lengths: must be 1 to the {len(prompt)} tokens of input_ids (got {length})"
+            f"must be 1 to the {len(prompt)} tokens of input_ids (got {length})",
+            param="input_lengths",
         )
     return prompt[:length]
 
@@ -136,8 +137,9 @@ def _client_fields(
     refuse_unsupported(inputs)
     if inputs.boolean("exclude_input_in_output") is False:
         raise UnsupportedError(
-            "exclude_input_in_output: must be true, as token_ids are those of the output; for the "
-            "prompt before it call the ensemble"
+            "must be true, as token_ids are those of the output; for the "
+            "prompt before it call the ensemble",
+            param="exclude_input_in_output",
         )
     fields, names = sampling_tensors(inputs)
     if inputs.boolean("return_log_probs"):
@@ -151,9 +153,9 @@ def _client_fields(
 def _checked_client(inputs: InputReader, params: SamplingParams, ready: Ready) -> SamplingParams:
     """Return the parameters of a client that calls the engine, with what `end_id` says."""
     if params.return_sections:
-        raise RequestError("return_sections: is of the text; call the ensemble")
+        raise RequestError("is of the text; call the ensemble", param="return_sections")
     if params.truncate_prompt_tokens is not None:
-        raise RequestError("truncate_prompt_tokens: cut input_ids, or call the ensemble")
+        raise RequestError("cut input_ids, or call the ensemble", param="truncate_prompt_tokens")
     end_id = inputs.integer("end_id")
     if end_id is None:
         return params
@@ -168,7 +170,7 @@ def check_stop_id(request_id: str) -> None:
         RequestError: it has none, or one that no request can have.
     """
     if not request_id:
-        raise RequestError("stop: needs the request id of what to stop as its own")
+        raise RequestError("needs the request id of what to stop as its own", param="stop")
     check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
 
 
@@ -182,8 +184,9 @@ def _arrival_time(options: ResponseOptions | None) -> float:
 def _check_prefix(text_prefix: str, n: int) -> None:
     if (size := n * len(text_prefix.encode())) > MAX_PREFIX_BYTES:
         raise RequestError(
-            f"exclude_input_in_output: the prompt before each of {n} outputs takes {size} bytes; "
-            f"at most {MAX_PREFIX_BYTES} are allowed"
+            f"the prompt before each of {n} outputs takes {size} bytes; "
+            f"at most {MAX_PREFIX_BYTES} are allowed",
+            param="exclude_input_in_output",
         )
 
 
@@ -199,4 +202,6 @@ def parse_options(tensors: Tensors, max_prefix_bytes: int) -> ResponseOptions | 
     try:
         return msgspec.msgpack.decode(data, type=ResponseOptions)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise RequestError("response_options: is for the tokenizer stage; leave it out") from None
+        raise RequestError(
+            "is for the tokenizer stage; leave it out", param="response_options"
+        ) from None

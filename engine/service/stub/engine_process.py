@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from engine.config.engine_config import EngineConfig
-from engine.errors import ConfigError, EngineDeadError, error_of
+from engine.errors import ConfigError, EngineDeadError, TridentError
 from engine.protocol.messages import (
     FromEngine,
     Heartbeat,
@@ -82,7 +82,7 @@ class EngineProcess:
                     ours.close()
                     raise
         except OSError as error:  # no such program, or no process or file descriptor left
-            raise ConfigError(f"{python}: cannot be started: {error.strerror}") from None
+            raise ConfigError(f"cannot be started: {error.strerror}", param=python) from None
         self._channel: Channel[ToEngine, FromEngine] = Channel(ours, FromEngine)
         self._num_oom_kills = _num_oom_kills()
         self.num_heartbeats = 0
@@ -114,8 +114,8 @@ class EngineProcess:
                 case Ready():
                     self.is_ready = True
                     return message
-                case StartFailed(code, text):
-                    raise error_of(code, text)
+                case StartFailed(error):
+                    raise TridentError.of(error)
         raise EngineDeadError(f"the engine process {self.end().reason} before it was ready")
 
     def messages(self) -> Iterator[FromEngine]:

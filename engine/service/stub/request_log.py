@@ -8,10 +8,9 @@ from __future__ import annotations
 import logging
 import time
 
-from engine.errors import EngineDeadError, RequestCancelledError, TridentError
+from engine.errors import EngineDeadError, RequestCancelledError, TridentError, shown
 from engine.protocol.messages import RequestStats
 from engine.service.stub.stream import RequestStream
-from engine.validation.limits import shown
 
 log = logging.getLogger("trident.request")
 

@@ -20,7 +20,6 @@ from engine.service.cancellation import check_interval_s
 from engine.service.outputs import Array
 from engine.service.stub.window import Window
 from engine.service.triton import FINAL, Stage, send
-from engine.validation.limits import shown
 
 TensorsOf = Callable[[list[Chunk]], dict[str, Array]]
 
@@ -81,13 +80,11 @@ class EnsembleSink:
         if isinstance(error, RequestCancelledError):
             self._sender.send(flags=FINAL)
             return
-        text = shown(str(error))
         error_alone = structs.replace(
             self._template,
             last=True,
             number=self._window.enter(),
-            error_code=error.code,
-            error_text=text,
+            error=error.report(),
         )
         self._send(error_alone, {})
 

@@ -26,7 +26,6 @@ from engine.service.unary_link import (
     accepted,
     listener,
 )
-from engine.validation.limits import shown
 
 log = logging.getLogger("trident.unary")
 
@@ -45,14 +44,14 @@ class UnaryServer:
     def __init__(
         self,
         client: EngineClient,
-        for_client: Callable[[Exception], tuple[str, str]],
+        for_client: Callable[[Exception], TridentError],
         on_refusal: Callable[[Exception], None],
     ) -> None:
         """Listen, in a thread.
 
         Args:
             client: takes the requests.
-            for_client: returns the code and text that a client may see of an error.
+            for_client: returns what a client may see of an error.
             on_refusal: is called with the error of each request that never reached the engine.
         """
         self._client = client
@@ -87,7 +86,7 @@ class UnaryServer:
             log_refusal(message.request_id, error)
             if not isinstance(error, RequestCancelledError):
                 self._on_refusal(error)
-            peer.put(UnaryFailed(message.number, *self._for_client(error)))
+            peer.put(UnaryFailed(message.number, self._for_client(error).report()))
 
     def abort(self, uid: int) -> None:
         """Stop a request of a peer."""
@@ -216,7 +215,7 @@ class _Peer:
                     self._channel.send(message)
                 except ChannelError as error:
                     log.error("request %d: %s", message.number, error)
-                    failed = UnaryFailed(message.number, TridentError.code, _TOO_LARGE)
+                    failed = UnaryFailed(message.number, TridentError(_TOO_LARGE).report())
                     self._channel.send(failed)
         self._channel.shutdown()
 
@@ -236,4 +235,4 @@ class _UnarySink:
 
     def fail(self, error: TridentError) -> None:
         """Answer with an error."""
-        self._peer.put(UnaryFailed(self._number, error.code, shown(str(error))))
+        self._peer.put(UnaryFailed(self._number, error.report()))

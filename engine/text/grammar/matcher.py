@@ -229,4 +229,4 @@ class SequenceGrammar:
 
 
 def _cannot_follow(reason: str) -> RequestError:
-    return RequestError(f"structured_outputs: the grammar cannot be followed: {reason}")
+    return RequestError(f"the grammar cannot be followed: {reason}", param="structured_outputs")

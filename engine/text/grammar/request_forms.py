@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from engine.errors import RequestError
+from engine.errors import RequestError, UnknownParameterError
 from engine.json_reader import parse_json
 from engine.text.grammar.spec import (
     MAX_CHARACTERS,
@@ -20,7 +21,7 @@ from engine.text.grammar.spec import (
     GrammarKind,
     GrammarSpec,
 )
-from engine.validation.checks import describe, member
+from engine.validation.checks import error_of, member
 from engine.validation.limits import check_size
 
 FIELD = "structured_outputs"
@@ -70,9 +71,9 @@ def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
     if (value := rest.pop(_OLDER_WHITESPACE, None)) is not None:
         asked = {name: _with_whitespace(spec, value) for name, spec in asked.items()}
         if not asked:
-            raise RequestError(f"{_OLDER_WHITESPACE}: needs guided_json, or response_format")
+            raise RequestError("needs guided_json, or response_format", param=_OLDER_WHITESPACE)
     if len({spec.key for spec in asked.values()}) > 1:
-        raise RequestError(f"{', '.join(asked)}: give one of them, not {len(asked)}")
+        raise RequestError(f"give one of them, not {len(asked)}", param=[*asked])
     if asked:
         rest[FIELD] = next(iter(asked.values()))
     return rest
@@ -99,17 +100,17 @@ def parse_structured_outputs(value: Any, field: str = FIELD) -> GrammarSpec:
     is_compact = fields.pop("disable_any_whitespace", False)
     _refuse_others(fields, {*_KINDS, "json_object"}, field)
     if len(fields) != 1:
-        given = ", ".join(f"{field}.{name}" for name in sorted(fields)) or field
+        given = [f"{field}.{name}" for name in sorted(fields)] or field
         known = ", ".join(["json_object", *_KINDS])
-        raise RequestError(f"{given}: give exactly one of {known}")
+        raise RequestError(f"give exactly one of {known}", param=given)
     [(name, content)] = fields.items()
     options |= _compact(is_compact, options, field)
     if "whitespace_pattern" in options and name not in ("json", "json_object", "structural_tag"):
         given = "disable_any_whitespace" if is_compact else "whitespace_pattern"
-        raise RequestError(f"{field}.{given}: is for json, json_object and structural_tag")
+        raise RequestError("is for json, json_object and structural_tag", param=f"{field}.{given}")
     if name == "json_object":
         if content is not True:
-            raise RequestError(f"{field}.json_object: must be true or false")
+            raise RequestError("must be true or false", param=f"{field}.json_object")
         return _spec("json_schema", _ANY_OBJECT, f"{field}.json_object", **options)
     return _spec(_KINDS[name], content, f"{field}.{name}", **options)
 
@@ -118,17 +119,17 @@ def _compact(value: Any, options: Mapping[str, Any], field: str) -> dict[str, An
     """Return the option that `disable_any_whitespace` with this `value` stands for."""
     name = f"{field}.disable_any_whitespace"
     if not isinstance(value, bool):
-        raise RequestError(f"{name}: must be true or false")
+        raise RequestError("must be true or false", param=name)
     if value and "whitespace_pattern" in options:
-        raise RequestError(f"{name}: give it or whitespace_pattern, not both")
+        raise RequestError("give it or whitespace_pattern, not both", param=name)
     return {"whitespace_pattern": ""} if value else {}
 
 
 def _with_whitespace(spec: GrammarSpec, pattern: Any) -> GrammarSpec:
     if spec.kind not in ("json_schema", "structural_tag"):
-        raise RequestError(f"{_OLDER_WHITESPACE}: is for JSON, not for {spec.field}")
+        raise RequestError(f"is for JSON, not for {spec.field}", param=_OLDER_WHITESPACE)
     if not isinstance(pattern, str):
-        raise RequestError(f"{_OLDER_WHITESPACE}: must be a string")
+        raise RequestError("must be a string", param=_OLDER_WHITESPACE)
     check_size(_OLDER_WHITESPACE, len(pattern), MAX_WHITESPACE_CHARACTERS, "characters")
     return spec.model_copy(update={"whitespace_pattern": pattern})
 
@@ -141,16 +142,18 @@ def guided_decoding(guide_type: str, guide: str) -> GrammarSpec | None:
     """
     if guide_type == "json":
         if guide:
-            raise RequestError(f"{GUIDE}: {GUIDE_TYPE} json takes none; json_schema takes a schema")
+            raise RequestError(
+                f"{GUIDE_TYPE} json takes none; json_schema takes a schema", param=GUIDE
+            )
         return _spec("json_schema", _ANY_OBJECT, GUIDE_TYPE)
     if not guide_type and not guide:
         return None
     if not guide_type:
-        raise RequestError(f"{GUIDE}: needs {GUIDE_TYPE}")
+        raise RequestError(f"needs {GUIDE_TYPE}", param=GUIDE)
     if guide_type not in _GUIDE_TYPES:
-        raise RequestError(f"{GUIDE_TYPE}: must be json, {', '.join(_GUIDE_TYPES)}")
+        raise RequestError(f"must be json, {', '.join(_GUIDE_TYPES)}", param=GUIDE_TYPE)
     if not guide:
-        raise RequestError(f"{GUIDE}: is missing")
+        raise RequestError("is missing", param=GUIDE)
     return _spec(_GUIDE_TYPES[guide_type], guide, GUIDE)
 
 
@@ -169,7 +172,7 @@ def _response_format(value: Any) -> GrammarSpec | None:
         case "structural_tag":
             return _spec("structural_tag", fields, "response_format")
     raise RequestError(
-        "response_format.type: must be text, json_object, json_schema or structural_tag"
+        "must be text, json_object, json_schema or structural_tag", param="response_format.type"
     )
 
 
@@ -178,9 +181,9 @@ def _named_schema(value: Any, field: str) -> GrammarSpec:
     _refuse_others(fields, {"name", "description", "schema", "strict"}, field)
     for name in ("name", "description"):
         if not isinstance(fields.get(name), str | None):
-            raise RequestError(f"{field}.{name}: must be a string")
+            raise RequestError("must be a string", param=f"{field}.{name}")
     if "schema" not in fields:
-        raise RequestError(f"{field}.schema: is missing")
+        raise RequestError("is missing", param=f"{field}.schema")
     strict = fields.get("strict")
     strict = True if strict is None else strict
     return _spec("json_schema", fields["schema"], f"{field}.schema", strict=strict)
@@ -189,15 +192,15 @@ def _named_schema(value: Any, field: str) -> GrammarSpec:
 def _refuse_others(fields: Mapping[str, Any], known: set[str], field: str) -> None:
     unknown = {name for name, value in fields.items() if value is not None} - known
     if unknown:
-        raise RequestError(f"{member(field, min(unknown))}: unknown field")
+        raise UnknownParameterError("unknown field", param=member(field, min(unknown)))
 
 
 def _spec(kind: GrammarKind, content: Any, field: str, **options: Any) -> GrammarSpec:
     if kind == "choice":
         if isinstance(content, str):
-            content = parse_json(content, field, RequestError)
+            content = parse_json(content, "", partial(RequestError, param=field))
         if not isinstance(content, (list, tuple)) or not all(isinstance(x, str) for x in content):
-            raise RequestError(f"{field}: must be a list of strings")
+            raise RequestError("must be a list of strings", param=field)
         text = json.dumps(list(content), ensure_ascii=False)
     elif isinstance(content, str):
         text = content
@@ -205,7 +208,7 @@ def _spec(kind: GrammarKind, content: Any, field: str, **options: Any) -> Gramma
         text = _dumped(content, field)
     else:
         wanted = "an object or its JSON text" if kind in ("json_schema", "structural_tag") else ""
-        raise RequestError(f"{field}: must be {wanted or 'a string'}")
+        raise RequestError(f"must be {wanted or 'a string'}", param=field)
     check_size(field, len(text), MAX_CHARACTERS[kind], "characters")
     return _validated({"kind": kind, "text": text, "field": field, **options}, field)
 
@@ -214,18 +217,18 @@ def _validated(fields: Mapping[str, Any], field: str) -> GrammarSpec:
     try:
         return GrammarSpec.model_validate(fields)
     except ValidationError as error:
-        text = describe(error)
-        own = text.removeprefix("text: ")
-        beside = f"{field.rpartition('.')[0]}.{text}"  # the options are beside what they are for
-        raise RequestError(beside if own == text else f"{field}: {own}") from None
+        fault = error_of(error, RequestError)
+        [param] = fault.params
+        beside = f"{field.rpartition('.')[0]}.{param}"  # the options are beside what they are for
+        raise fault.reworded(fault.message, param=field if param == "text" else beside) from None
 
 
 def _object(value: Any, field: str) -> dict[str, Any]:
     """Return `value`, an object or its JSON text: request parameters are scalars."""
     if isinstance(value, str):
-        value = parse_json(value, field, RequestError)
+        value = parse_json(value, "", partial(RequestError, param=field))
     if not isinstance(value, Mapping):
-        raise RequestError(f"{field}: must be an object")
+        raise RequestError("must be an object", param=field)
     return {str(name): each for name, each in value.items()}
 
 
@@ -233,4 +236,4 @@ def _dumped(content: Any, field: str) -> str:
     try:
         return json.dumps(content, ensure_ascii=False, allow_nan=False)
     except (RecursionError, ValueError, TypeError) as error:
-        raise RequestError(f"{field}: cannot be written as JSON: {error}") from None
+        raise RequestError(f"cannot be written as JSON: {error}", param=field) from None

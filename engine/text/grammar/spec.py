@@ -82,4 +82,4 @@ class GrammarSpec(BaseModel):
 
     def error(self, text: str) -> RequestError:
         """Return the refusal of this grammar for the reason `text`."""
-        return RequestError(f"{self.field}: {text}")
+        return RequestError(text, param=self.field)

@@ -52,13 +52,15 @@ class Vocabulary:
         """
         if not self.eos_token_ids:
             raise UnsupportedError(
-                "structured_outputs: not supported: the checkpoint names no end-of-sequence token"
+                "not supported: the checkpoint names no end-of-sequence token",
+                param="structured_outputs",
             )
         try:
             return LLTokenizer(self.tokenizer_json, self.num_ids, self.eos_token_ids)
         except Exception as error:  # plain ones, from Rust
             raise UnsupportedError(
-                f"structured_outputs: not supported with this checkpoint's tokenizer: {error}"
+                f"not supported with this checkpoint's tokenizer: {error}",
+                param="structured_outputs",
             ) from None
 
     def text_ends(self, tokenizer: LLTokenizer) -> TextEnds | None:

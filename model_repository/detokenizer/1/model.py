@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[3]
 if (ROOT / "engine" / "__init__.py").is_file():  # a checkout or wheel, not a copied repository
     sys.path.insert(0, str(ROOT))
 
-from engine.errors import error_of
+from engine.errors import TridentError
 from engine.service.link import DetokenizerEnd
 from engine.service.outputs import strings
 from engine.service.stages.postprocessor import Postprocessor, decode_message
@@ -44,8 +44,8 @@ class TritonPythonModel:
                 self._link.tell_arrival(data, message.number)
             if message.check_cancelled and request.is_cancelled():
                 self._link.cancel(data, message.uid)
-            if message.error_code is not None:
-                raise error_of(message.error_code, message.error_text)
+            if message.error is not None:
+                raise TridentError.of(message.error)
         except Exception as error:
             return self._stage.error_response(error)
         try:
@@ -55,6 +55,5 @@ class TritonPythonModel:
                 return self._stage.error_response(error)
             # An error here would end the ensemble's request before the engine's: the engine sends
             # it, behind the responses that are on their way.
-            _, text = self._stage.for_client(error)
-            self._link.fail(data, message.uid, text)
+            self._link.fail(data, message.uid, str(self._stage.for_client(error)))
             return self._stage.response({"text_output": strings([""] * len(message.chunks))})

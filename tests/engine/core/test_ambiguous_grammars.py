@@ -38,9 +38,9 @@ def test_step_ambiguous_grammar_ends_its_request_alone(make_core: MakeCore) -> N
     found = _run(core)
     failure = found[1][-1]
     assert isinstance(failure, RequestFailed)
-    assert failure.code == RequestError.code
-    assert "the grammar cannot be followed" in failure.message
-    assert "too ambiguous" in failure.message or "Too many items" in failure.message
+    assert failure.error.code == RequestError.code
+    assert "the grammar cannot be followed" in failure.error.message
+    assert "too ambiguous" in failure.error.message or "Too many items" in failure.error.message
     for uid, reason in ((2, "length"), (3, "stop")):
         last = found[uid][-1]
         assert isinstance(last, SequenceOutput)

@@ -214,8 +214,8 @@ def test_the_error_says_what_to_set(device: tuple[EngineCore, FailingDevice]) ->
     ]
     found = serve(device, arrivals)
     assert sorted(found.failed) == [0, 1]
-    assert {each.code for each in found.failed.values()} == {"INTERNAL"}
-    text = found.failed[0].message
+    assert {each.error.code for each in found.failed.values()} == {"out_of_memory"}
+    text = found.failed[0].error.message
     assert text.startswith("out of memory on cpu in a step of 2 sequences and 19 tokens (CUDA out")
     assert "more" not in text.partition("(")[2].partition(")")[0]
     for setting in ("kv_cache_memory_bytes", "max_num_batched_tokens", "max_num_seqs"):
@@ -280,7 +280,7 @@ def test_a_process_at_its_limit_goes_on(tmp_path: Path) -> None:
         during = ends(2, 40)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-    assert "allocate memory" in failure.message
-    assert "max_num_batched_tokens" in failure.message
+    assert "allocate memory" in failure.error.message
+    assert "max_num_batched_tokens" in failure.error.message
     assert not ends(3, 4000).failures
     assert [row.token_ids for row in before.rows()] == [row.token_ids for row in during.rows()]

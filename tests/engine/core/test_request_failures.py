@@ -10,6 +10,7 @@ from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.output_builder import OutputBuilder
 from engine.core.request import Request
+from engine.errors import TridentError
 from engine.protocol.messages import AddRequest, RequestFailed, SequenceOutput
 from engine.protocol.token_ids import pack_token_ids
 from engine.text.byte_sets import ALL_BYTES
@@ -150,8 +151,8 @@ def test_a_request_whose_tokens_make_the_decoder_panic_fails_alone(
     core.add_request(plain(2, stop=stop, allowed_token_ids=[2]))
     produced = run(core)
     (failed,) = [each for each in produced if isinstance(each, RequestFailed)]
-    assert (failed.uid, failed.code) == (1, "INTERNAL")
-    assert "the tokenizer cannot decode" in failed.message
+    assert (failed.uid, failed.error.code) == (1, "internal")
+    assert "the tokenizer cannot decode" in failed.error.message
     assert tokens(produced, 2) == [2] * 9
 
 
@@ -181,7 +182,7 @@ def test_a_request_whose_text_cannot_be_made_fails_alone(make_core: MakeCore, n:
     core.add_request(plain(2))
     produced = run(core)
     (failed,) = [each for each in produced if isinstance(each, RequestFailed)]
-    assert (failed.uid, failed.code, failed.message) == (1, "INTERNAL", "internal error")
+    assert failed == RequestFailed(1, TridentError("internal error").report())
     assert [each.uid for each in produced[produced.index(failed) + 1 :]].count(1) == 0
     assert len(tokens(produced, 1)) == 2
     assert len(tokens(produced, 2)) == 9
@@ -210,7 +211,7 @@ def test_a_request_whose_output_cannot_be_built_fails_alone(
     monkeypatch.setattr(OutputBuilder, "_window_after", broken)
     produced = run(core)
     (failed,) = [each for each in produced if isinstance(each, RequestFailed)]
-    assert (failed.uid, failed.message) == (1, "internal error")
+    assert (failed.uid, failed.error.message) == (1, "internal error")
     assert len(tokens(produced, 2)) == 9
     finished = core.take_stats().num_finished
     assert sum(finished.values()) == n + 1
@@ -230,7 +231,7 @@ def test_a_request_that_cannot_be_aborted_in_order_is_gone_all_the_same(
         core.step()
     with monkeypatch.context() as patch:
         patch.setattr("engine.core.output_builder.OutputBuilder.build", broken)
-        assert listed(core.abort(1)) == [RequestFailed(1, "INTERNAL", "internal error")]
+        assert listed(core.abort(1)) == [RequestFailed(1, TridentError("internal error").report())]
     assert tokens(run(core), 1) == []
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from engine.errors import ErrorReport
 from engine.protocol.messages import (
     FromEngine,
     OutputDetails,
@@ -34,7 +35,11 @@ OUTPUTS = st.builds(
     stats=st.none() | st.just(STATS),
     omit_stop_token=st.booleans(),
 )
-FAILURES = st.builds(RequestFailed, st.integers(0, 9), st.just("INTERNAL"), st.text(max_size=5))
+FAILURES = st.builds(
+    RequestFailed,
+    st.integers(0, 9),
+    st.builds(ErrorReport, st.just("internal"), st.text(max_size=5)),
+)
 
 
 @given(st.lists(OUTPUTS | FAILURES, max_size=12))

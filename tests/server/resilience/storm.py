@@ -44,6 +44,7 @@ _WORKERS = 24
 _REQUEST_TIMEOUT_S = 90.0
 _STOPPED_S = 3.0
 _CALM_S = 15.0  # between service going on and the next strike
+_MEASUREMENTS = 3  # in that time
 _SERVING_WITHIN_S = 60.0
 _GONE_WITHIN_S = 20.0
 _SHARE_HOSTILE, _SHARE_CANCELLED = 0.1, 0.25
@@ -366,10 +367,12 @@ async def storm(running: Running, *, seconds: float, seed: int = 0) -> Result:
 async def _strike_in_turn(raging: Storm, growth: Growth, seconds: float) -> None:
     end = time.monotonic() + seconds
     for role, number in chain(FIRST, cycle(STRIKES)):
-        calm = time.monotonic() + _CALM_S
-        while time.monotonic() < calm:
+        for _ in range(_MEASUREMENTS):
+            await asyncio.sleep(_CALM_S / _MEASUREMENTS)
+            # Between requests: what a body takes while it is read would hide what is never freed.
+            await raging.gate.close()
             await asyncio.to_thread(growth.take)
-            await asyncio.sleep(1.0)
+            raging.gate.open()
         if time.monotonic() >= end:
             return
         await raging.strike(role, number)

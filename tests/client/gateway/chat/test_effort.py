@@ -46,5 +46,5 @@ def test_the_effort_is_the_templates(model: Health, effort: str, expected: dict[
 def test_what_a_model_cannot_do_is_refused(model: Health, effort: str, fault: str) -> None:
     with pytest.raises(ApiError) as caught:
         effort_variables(effort, model)
-    assert caught.value.message.startswith(fault)
+    assert str(caught.value).startswith(fault)
     assert caught.value.param == "reasoning_effort"

@@ -80,14 +80,11 @@ def test_a_reference_to_no_tool_is_refused_by_its_place() -> None:
     with pytest.raises(ApiError) as caught:
         chat(tool("search"), found=[{"type": "text", "text": "a"}, reference("x" * 1000)])
     place = "messages[2].content[1].content[1].tool_name"
-    assert (caught.value.message, caught.value.param) == (f"{place}: names no tool", place)
+    assert (str(caught.value), caught.value.param) == (f"{place}: names no tool", place)
 
 
 def test_errors_name_tools_as_the_client_does() -> None:
     made = chat(deferred("v"), deferred("w"), tool("search"), found=[reference("w")])
-    wrong = ApiError(400, "tools[1].function.parameters: is wrong", param="tools[1].function.name")
-    assert made.renamed(wrong).message == "tools[1].input_schema: is wrong"
-    assert (
-        made.renamed(ApiError(400, "tools[0]: x and tools[7]")).message
-        == "tools[2]: x and tools[7]"
-    )
+    wrong = ApiError("is wrong", param="tools[1].function.parameters")
+    assert str(made.renamed(wrong)) == "tools[1].input_schema: is wrong"
+    assert made.renamed(ApiError("tools[0]: x and tools[7]")).message == "tools[2]: x and tools[7]"

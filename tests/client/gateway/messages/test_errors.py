@@ -22,7 +22,7 @@ from tests.server.gateway.running import running
 USER = {"role": "user", "content": "a"}
 COUNT: dict[str, Any] = {"model": "m", "messages": [USER]}
 BODY: dict[str, Any] = {**COUNT, "max_tokens": 9}
-FULL = "Maximum queue size of 1 reached"
+FULL = "the queue is full [code=queue_full]"
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_an_error_in_a_stream_is_its_last_event(gateway: str, triton: FakeTriton
 
 
 def test_an_answer_ends_where_the_context_does(client: Anthropic, triton: FakeTriton) -> None:
-    refusal = "max_tokens: 9 and the 7 tokens of messages exceed max_model_len (12)"
+    refusal = "max_tokens: too many [code=context_length_exceeded param=max_tokens]"
     cut = Piece({0: "Hel"}, (0,), final=True, reasons=("length",))
     triton.first = [Answer(error=(grpc.StatusCode.INVALID_ARGUMENT, refusal)), Answer([cut])]
     assert client.messages.create(**BODY).stop_reason == "model_context_window_exceeded"

@@ -65,7 +65,8 @@ def test_a_gateway_may_keep_none(gateway: str) -> None:
 
 
 def test_a_refused_request_is_no_stream(gateway: str, triton: FakeTriton) -> None:
-    triton.pieces, triton.error = [], (grpc.StatusCode.INVALID_ARGUMENT, "messages: are wrong")
+    refusal = "messages: are wrong [code=invalid_value param=messages]"
+    triton.pieces, triton.error = [], (grpc.StatusCode.INVALID_ARGUMENT, refusal)
     body = {"input": "a", "stream": True}
     reply = ask(gateway, "POST", "/v1/responses", body)
     triton.error = None

@@ -102,16 +102,17 @@ def test_functions_of_a_namespace_are_called_by_both_names(
 
 
 @pytest.mark.parametrize(
-    ("refusal", "place"),
+    ("param", "place"),
     [
-        ("tools[0].function.name: must be 1 to 128 letters", "tools[1].name"),
-        ("tools[1].function.parameters: x", "tools[2].tools[0].parameters"),
-        ("tools[7].function.name: x", "tools[7].name"),
+        ("tools[0].function.name", "tools[1].name"),
+        ("tools[1].function.parameters", "tools[2].tools[0].parameters"),
+        ("tools[7].function.name", "tools[7].name"),
     ],
 )
 def test_errors_name_the_tools_of_the_request(
-    gateway: str, triton: FakeTriton, refusal: str, place: str
+    gateway: str, triton: FakeTriton, param: str, place: str
 ) -> None:
+    refusal = f"{param}: is wrong [code=invalid_value param={param}]"
     triton.first = [Answer(error=(grpc.StatusCode.INVALID_ARGUMENT, refusal))]
     reply = respond(gateway, tools=[{"type": "web_search"}, FUNCTION, GROUP])
     assert (reply.status, reply.error["param"]) == (400, place)

@@ -21,8 +21,8 @@ from client.gateway.routing.pool import ServerPool
 from tests.client.fake_triton import Answer, FakeTriton, Piece
 from tests.client.gateway.routing.told import told, until
 
-GONE = "in ensemble 'ensemble', the engine process has died; the request is lost"
-FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached (max_num_queued_reqs)"
+GONE = "in ensemble 'ensemble', the engine process has died; the request is lost [code=unavailable]"
+FULL = "in ensemble 'ensemble', Maximum queue size of 3 requests reached [code=queue_full]"
 SLOW = [Piece({0: "a"}), Piece({0: "b"}, finished=(0,), final=True, delay_s=0.3)]
 
 
@@ -107,10 +107,10 @@ class TestRetry:
         self, servers: tuple[FakeTriton, FakeTriton]
     ) -> None:
         for server in servers:
-            server.pieces, server.error_message = [], "temperature: must not be negative"
+            server.pieces, server.error_message = [], "n: no [code=invalid_value]"
 
         async def body(pool: ServerPool) -> None:
-            with pytest.raises(InvalidRequestError, match="temperature"):
+            with pytest.raises(InvalidRequestError, match="n: no"):
                 await _text(pool)
 
         _run([server.url for server in servers], body)

@@ -169,8 +169,8 @@ def test_a_grammar_that_cannot_be_compiled_fails_its_requests(
     for uid, field in [(1, "guided_regex"), (2, "structured_outputs.regex")]:
         failure = found[uid]
         assert isinstance(failure, RequestFailed)
-        assert failure.code == RequestError.code
-        assert failure.message.startswith(f"{field}: ")
+        assert failure.error.code == RequestError.code
+        assert failure.error.params == (field,)
     assert isinstance(found[3], SequenceOutput)
     core.check_idle()
 
@@ -186,7 +186,7 @@ def test_a_fault_of_the_compiler_fails_the_request_alone(
     add(core, 2)
     found = {output.uid: output for output in run(core)}
     assert isinstance(found[1], RequestFailed)
-    assert found[1].message == "internal error"
+    assert found[1].error.message == "internal error"
     assert isinstance(found[2], SequenceOutput)
 
 

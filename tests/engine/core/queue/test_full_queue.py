@@ -86,8 +86,8 @@ def test_a_full_queue_refuses_one_of_the_tenant_that_fills_it(make_core: MakeCor
     core.step()
     assert [ask(uid, "many") for uid in (2, 3)] == [[], []]
     (refused,) = ask(4, "few")
-    assert (refused.uid, refused.code) == (3, "UNAVAILABLE")
-    assert "another request took the place" in refused.message
+    assert (refused.uid, refused.error.code) == (3, "queue_full")
+    assert "another request took the place" in refused.error.message
     with pytest.raises(RequestError, match=r"^tenant: is not valid Unicode"):
         ask(5, "\ud800")
     assert {output.uid for output in run(core)} == {1, 2, 4}
@@ -100,8 +100,8 @@ def test_a_full_queue_refuses_the_lowest_priority_first(make_core: MakeCore) -> 
         if uid == 1:
             core.step()
     (refused,) = core.add_request(prioritised(5, 4))
-    assert (refused.uid, refused.code) == (4, "UNAVAILABLE")
-    assert refused.message.startswith("Maximum queue size of 3 requests or ")
+    assert (refused.uid, refused.error.code) == (4, "queue_full")
+    assert refused.error.message.startswith("Maximum queue size of 3 requests or ")
     assert queued(core) == [2, 5, 3]
     for uid, priority in ((6, 5), (7, 9)):
         with pytest.raises(QueueFullError, match="Maximum queue size of 3 requests"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from engine.errors import QueueFullError, TridentError
 from engine.protocol.messages import (
     AddRequest,
     FromEngine,
@@ -146,7 +147,7 @@ def test_an_iteration_begins_with_the_first_message_and_ends_with_the_wait() -> 
 def test_requests_whose_place_another_one_takes_are_refused() -> None:
     clock = Clock()
     core = FakeCore(clock, add_s=0.0, step_s=0.0)
-    refused = RequestFailed(7, "UNAVAILABLE", "Maximum queue size of 1 requests reached")
+    refused = RequestFailed(7, QueueFullError("no place").report())
     core.displaced = [refused]
     inbox = Inbox(lambda request: None)
     inbox.put(add(8))
@@ -162,7 +163,7 @@ def test_requests_whose_place_another_one_takes_are_refused() -> None:
 def test_a_request_that_fails_in_a_step_is_reported_behind_its_outputs() -> None:
     clock = Clock()
     output = SequenceOutput(uid=8, index=0, token_ids=[5], window_ids=[])
-    failed = RequestFailed(8, "INTERNAL", "internal error")
+    failed = RequestFailed(8, TridentError("internal error").report())
 
     class Failing(FakeCore):
         def step(self) -> StepOutputs:

@@ -15,7 +15,7 @@ from tritonclient.grpc import model_config_pb2
 
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
-from engine.errors import RequestError
+from engine.errors import RequestError, shown
 from engine.protocol.messages import AddRequest, Ready
 from engine.protocol.token_ids import pack_token_ids
 from engine.request.generation_defaults import GenerationDefaults
@@ -189,7 +189,7 @@ def test_each_input_is_bounded(model: str, name: str) -> None:
         error = refusal(model, {name: value})
         assert error is not None
         assert error.startswith((f"{name}: ", f"{name}.", f"{name}["))
-        assert len(limits.shown(error)) <= 1000
+        assert len(shown(error)) <= 1000
 
 
 def test_no_limit_stands_in_the_table_for_an_input_that_has_gone() -> None:

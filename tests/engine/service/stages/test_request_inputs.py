@@ -194,7 +194,7 @@ def test_the_names_of_tensorrt_llms_llm_api_are_ours() -> None:
     }
     assert (inputs.stream, inputs.exclude_input_in_output) == (True, True)
     assert "arrival_time_ns" in inputs.outputs
-    error = renamed(RequestError("top_k: no"), inputs.names)
+    error = renamed(RequestError("no", param="top_k"), inputs.names)
     assert str(error) == "sampling_param_top_k: no"
 
 
@@ -281,13 +281,15 @@ def test_a_prompt_is_needed() -> None:
 
 def test_errors_use_the_names_that_the_client_used() -> None:
     inputs = parse(num_return_sequences=i32(0), stop_words=text("x"), max_tokens=i32(0))
-    given = RequestError("n: too small; n.0: x; max_tokens: no; seen: yes")
+    given = RequestError("too small; n.0: x; max_tokens: no; seen: yes", param="n")
     error = renamed(given, inputs.names)
     assert (
         str(error)
         == "num_return_sequences: too small; num_return_sequences.0: x; max_tokens: no; seen: yes"
     )
-    assert type(renamed(UnsupportedError("beam_width: no"), inputs.names)) is UnsupportedError
+    assert (
+        type(renamed(UnsupportedError("no", param="beam_width"), inputs.names)) is UnsupportedError
+    )
 
 
 NAMES = st.sampled_from(

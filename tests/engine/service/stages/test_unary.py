@@ -82,14 +82,14 @@ def test_an_answer_goes_to_its_request(stage: UnaryStage, stub: Stub) -> None:
     request, stop = channel.receive(), channel.receive()
     assert isinstance(request, UnaryRequest)
     assert stop == UnaryStop(request.number + 1, "id")
-    channel.send(UnaryFailed(stop.number, "UNAVAILABLE", "no"))
+    channel.send(UnaryFailed(stop.number, EngineDeadError("no").report()))
     chunk = Chunk(0, b"", b"", OutputDetails(finish_reason="stop"), text_prefix="é")
     channel.send(UnaryAnswer(request.number, [chunk], 16))
     answer = first.get(timeout=60)
     assert not isinstance(answer, Exception)
     assert answer["text_output"].tolist() == ["é".encode()]
     error = second.get(timeout=60)
-    assert (getattr(error, "code", None), str(error)) == ("UNAVAILABLE", "no")
+    assert (type(error), str(error)) == (EngineDeadError, "no")
     channel.close()
 
 

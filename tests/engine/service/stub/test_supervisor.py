@@ -40,7 +40,7 @@ def test_when_the_process_dies_everybody_hears_of_it(client: EngineClient, first
     assert all(sink.ended.wait(60) for sink in sinks)
     for sink in sinks:
         assert isinstance(sink.error, EngineDeadError)
-        assert sink.error.code == "UNAVAILABLE"
+        assert sink.error.code == "unavailable"
         assert str(sink.error) == "the engine process has died; the request is lost"
 
 
