@@ -57,6 +57,8 @@ class AsyncTransport:
                     return
                 except TridentClientError as error:
                     delay = exchange.delay_before_retry(error)
+                    if delay is None:
+                        raise
                 await self._pause(delay, exchange)
         except BaseException:
             await self._withdraw(exchange)

@@ -166,17 +166,16 @@ class Exchange(Generic[T]):
         self.may_be_running = self.may_be_running and type(known) in _LEFT_RUNNING
         return known
 
-    def delay_before_retry(self, error: TridentClientError) -> float:
-        """Return for how many seconds to pause before the next attempt.
+    def delay_before_retry(self, error: TridentClientError) -> float | None:
+        """Return for how many seconds to pause before the next attempt; None: there is none.
 
-        Raises:
-            TridentClientError: `error`, if it must not be retried.
+        `error` is not raised here: it would keep this frame, which keeps it.
         """
         if isinstance(error, UnavailableError) and not self._has_begun:
             delay = next(self._delays, None)
             if delay is not None and self._clock() + delay < self._deadline:
                 return delay
-        raise error from None
+        return None
 
     def error(self, error: grpc.RpcError) -> TridentClientError:
         """Return our error for one of gRPC."""

@@ -58,6 +58,8 @@ class Transport:
                     return
                 except TridentClientError as error:
                     delay = exchange.delay_before_retry(error)
+                    if delay is None:
+                        raise
                 if self._closed.wait(delay):
                     raise exchange.ended_here()
         except SystemExit:  # there is no time left to ask the server for anything

@@ -150,13 +150,17 @@ async def merged(
                 await pieces.put((number, chunk))
 
     async def follow_all() -> None:
+        # No `TaskGroup`: its error and the first one in it would keep each other, and both the
+        # body of the request, until the next garbage collection.
+        tasks = [asyncio.create_task(follow(number)) for number in range(len(generations))]
         try:
-            async with asyncio.TaskGroup() as group:
-                for number in range(len(generations)):
-                    group.create_task(follow(number))
-        except ExceptionGroup:  # nobody reads any more where it is cancelled
+            await asyncio.gather(*tasks)
+        except Exception:  # nobody reads any more where it is cancelled
+            await _ended(tasks)
             await pieces.put(None)
             raise
+        finally:
+            await _ended(tasks)
         await pieces.put(None)
 
     following = asyncio.create_task(follow_all())
@@ -164,11 +168,17 @@ async def merged(
         while (piece := await pieces.get()) is not None:
             yield piece
         await following
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        await _ended([following])
+        del following  # it keeps its error, and an error this frame
+
+
+async def _ended(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel tasks, wait for their end and forget them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks.clear()
 
 
 @dataclass

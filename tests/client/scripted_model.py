@@ -77,7 +77,8 @@ class TritonPythonModel:
         else:
             words = inputs["text_input"].decode().split(" ")
         if words[0] == "!invalid":
-            error = pb_utils.TritonError("max_tokens: is wrong", pb_utils.TritonError.INVALID_ARG)
+            text = "max_tokens: is wrong [code=invalid_value param=max_tokens]"
+            error = pb_utils.TritonError(text, pb_utils.TritonError.INVALID_ARG)
             sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
             return
         if words[0] == "!wait":

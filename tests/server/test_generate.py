@@ -229,5 +229,5 @@ def test_tenants_with_salts_of_their_own_do_not_see_each_others_prompts(caller: 
     status, answer = caller.generate({"text_input": prompt, "cache_salt": ""})
     assert (status, answer["error"].rpartition("cache_salt:")[2]) == (
         400,
-        " must be a non-empty string",
+        " must be a non-empty string [code=invalid_value param=cache_salt]",
     )

@@ -104,5 +104,6 @@ def test_requests_that_the_engine_took_along_are_released(
         errors = [each.result() for each in answers]
     # Some may have had their last tokens under way.
     assert {error for error in errors if error} == {
-        "in ensemble 'ensemble', the engine process has died; the request is lost"
+        "in ensemble 'ensemble', the engine process has died; the request is lost "
+        "[code=unavailable]"
     }

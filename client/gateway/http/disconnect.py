@@ -32,6 +32,9 @@ async def until_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> 
         task.cancel()
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
+        # An error keeps this frame, and a task its error: the body of the request would stay until
+        # the next garbage collection.
+        del task, gone
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -41,7 +41,7 @@ class JsonRoute(APIRoute):
             try:
                 return await handle(_JsonRequest(request, model))
             except _RefusedError as error:
-                raise error.fault from None
+                raise error.take_fault() from None
 
         return read
 
@@ -69,7 +69,18 @@ class _RefusedError(HTTPException):
 
     def __init__(self, fault: ApiError) -> None:
         super().__init__(fault.status)
-        self.fault = fault
+        self._fault = fault
+        self.args = ()  # Python puts what an error is made of there
+
+    def take_fault(self) -> ApiError:
+        """Return what is wrong, once.
+
+        Raised, it would keep this error as its context: each would keep the other, and the body,
+        until the next garbage collection.
+        """
+        fault = self._fault
+        del self._fault
+        return fault
 
 
 def _validated(body: bytes, model: type[BaseModel]) -> BaseModel:
