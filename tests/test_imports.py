@@ -73,7 +73,7 @@ def _modules() -> dict[str, Path]:
     return modules
 
 
-def _imported(path: Path) -> Iterator[str]:
+def imported(path: Path) -> Iterator[str]:
     """Yield every name that a file imports, whether it is a module or something in one."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -92,7 +92,7 @@ def _module_of(name: str, modules: dict[str, Path]) -> str | None:
 
 MODULES = _modules()
 GRAPH = {
-    module: {_module_of(name, MODULES) for name in _imported(path)} - {None, module}
+    module: {_module_of(name, MODULES) for name in imported(path)} - {None, module}
     for module, path in MODULES.items()
 }
 

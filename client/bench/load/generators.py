@@ -16,7 +16,7 @@ from client.bench.load.prompts import Turn
 from client.bench.load.record import Record, Target
 from client.bench.load.scrape import Metrics
 from client.bench.load.worker import prepare, run
-from engine.bench.child import Child
+from engine.launch.worker_process import WorkerProcess
 
 BUSY = 0.8  # share of the time from which a load generator may be the limit
 LATE_S = 0.02  # sending later than this is the generator's doing
@@ -58,7 +58,7 @@ class Generators:
         *,
         warm_up: Sequence[Turn] = (),
         processes: int = 0,
-        worker: Child | None = None,
+        worker: WorkerProcess | None = None,
     ) -> None:
         self._worker = worker
         users = len(plan.sessions) if plan.concurrency is None else plan.concurrency
@@ -67,7 +67,7 @@ class Generators:
         assert count > 0
         self._target, self._warm_up = target, warm_up
         self._plans = plan.parts(count)
-        self._workers: list[Child] = []
+        self._workers: list[WorkerProcess] = []
 
     @property
     def pids(self) -> list[int]:
@@ -95,7 +95,7 @@ class Generators:
     def __enter__(self) -> Self:
         try:
             for plan in self._plans:
-                self._workers.append(self._worker or Child())
+                self._workers.append(self._worker or WorkerProcess())
                 self._workers[-1].start(prepare, self._target, plan, self._warm_up)
                 # One after the other: warming up must not be the largest load of all.
                 _result(self._workers[-1])
@@ -121,7 +121,7 @@ def _limit(busy: float, late_s: float) -> str:
     return ""
 
 
-def _result(worker: Child) -> Result:
+def _result(worker: WorkerProcess) -> Result:
     try:
         found: Result = worker.result()
     except ChildProcessError:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from client.bench.errors import BenchError
-from engine.launch import child
+from engine.launch import child, worker_process
 
 CLIENT = "load generator"
 OTHERS = "all else on these cores"
@@ -71,7 +71,7 @@ def process_name(name: str, command: list[str]) -> str:
         return f"{Path(command[1]).parents[1].name} stub"
     if "engine.service.process" in command:
         return "engine process"
-    if "engine.bench.child" in command:
+    if worker_process.__name__ in command:
         return "engine alone"
     if child.__file__ in command:
         return "watcher"

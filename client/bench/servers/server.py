@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from client.bench.errors import BenchError
 from client.bench.load.record import Target
 from client.bench.load.scrape import DIRECT
-from engine.bench.child import Child
+from engine.launch.worker_process import WorkerProcess
 
 _TIMEOUT_S = 30.0
 
@@ -45,7 +45,7 @@ class Running:
     launched: float
     pids: Sequence[int] = ()
     metrics_url: str = ""
-    worker: Child | None = None
+    worker: WorkerProcess | None = None
     end: Callable[[], str] = str
 
     def require_alive(self) -> None:

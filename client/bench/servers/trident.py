@@ -15,10 +15,10 @@ from pathlib import Path
 from client.bench.load.record import Form, Target
 from client.bench.servers.server import Running, Server
 from client.commands.gateway_process import GatewayOptions, GatewayProcess, gateway_endpoint
-from engine.bench.child import Child
 from engine.launch.environment import interpreter_folder, server_environment
 from engine.launch.installation import find_tritonserver
 from engine.launch.server import TritonServer
+from engine.launch.worker_process import WorkerProcess
 from engine.service.stub.environment import engine_environment
 
 TRIDENT = "trident"
@@ -82,7 +82,7 @@ def _engine_alone(target: Target) -> Iterator[Running]:
         return "" if status is None else f"the engine alone ended with status {status}; see above"
 
     launched = time.monotonic()
-    worker = Child(python=str(interpreter_folder() / "python3"), environ=environment)
+    worker = WorkerProcess(python=str(interpreter_folder() / "python3"), environ=environment)
     try:
         yield Running(target, launched, [worker.process.pid], worker=worker, end=end)
     finally:

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from engine.bench import ceilings
-from engine.bench.child import Child
 from engine.bench.gpu.part import Figures, Group
 from engine.bench.gpu.report import Report
 from engine.bench.gpu.worker import device, groups, measure
+from engine.launch.worker_process import WorkerProcess
 
 ROOT = Path(__file__).parents[3]
 REPLAYED = ("gqa", "vocab", "fp8", "window")  # labels of `tests.gpu.replays.models`
@@ -70,10 +70,10 @@ class Run:
     def _log(self, name: str) -> Path:
         return Path(self._options.out) / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.log"
 
-    def _child(self, name: str) -> Child:
+    def _child(self, name: str) -> WorkerProcess:
         with self._log(name).open("a") as log:
             path = os.pathsep.join(filter(None, sys.path))  # what this process finds
-            return Child(log, environ={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path})
+            return WorkerProcess(log, environ={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path})
 
     def _deadline(self) -> float:
         now = time.time()

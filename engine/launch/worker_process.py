@@ -1,4 +1,4 @@
-"""Child: a process that makes calls; `python -m engine.bench.child FD` is one."""
+"""WorkerProcess: a process that makes calls; `python -m engine.launch.worker_process FD` is one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 _EXIT_S = 10.0  # that a process needs at most to end by itself
 
 
-class Child:
+class WorkerProcess:
     """A process that makes one call after the other, until `end`.
 
     Args:
@@ -33,7 +33,7 @@ class Child:
         self._pipe, its = Pipe()
         with its:
             self.process = subprocess.Popen(
-                [python, "-P", "-m", "engine.bench.child", str(its.fileno())],
+                [python, "-P", "-m", "engine.launch.worker_process", str(its.fileno())],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
