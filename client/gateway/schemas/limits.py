@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 
 MAX_MESSAGES = 4096
 MAX_ITEMS = 4 * MAX_MESSAGES  # of a response's input: several make one message
+MAX_TOOLS = 1024
 MAX_SAMPLING_CHARACTERS = 2**19
 MAX_CHAT_CHARACTERS = 2**21
 MAX_LOGPROBS_AT_ONCE = 2**18  # in one answer that is not streamed

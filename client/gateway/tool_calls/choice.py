@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from client.errors import InvalidRequestError
+from client.gateway.schemas.limits import MAX_TOOLS
 from client.gateway.tool_calls import grammar
 from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 
 Mode = Literal["auto", "none", "required"]
-
-MAX_TOOLS = 1024  # of a request; the server has the same limit
 
 _CHOICES = (
     'must be auto, none, required, {"type": "function", "function": {"name": ...}} or '

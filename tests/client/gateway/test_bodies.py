@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.gateway.routes.json_route import num_containers
+from client.gateway.schemas.limits import MAX_TOOLS
 from client.gateway.settings import GatewaySettings
-from client.gateway.tool_calls.choice import MAX_TOOLS
 from tests.client.fake_triton import FakeTriton
 from tests.client.gateway.asking import ask
 from tests.server.gateway.running import running

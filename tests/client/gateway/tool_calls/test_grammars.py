@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from client.gateway.schemas.limits import MAX_TOOLS
 from client.gateway.tool_calls import FORMATS, ToolChoice
-from client.gateway.tool_calls.choice import MAX_TOOLS
 from engine.text.sections.tags import TOOL_CALLS
-from engine.validation import limits
 from tests.client.gateway.tool_calls.random_model import SCHEMAS, TAGS, Model, allowed, tools
 
 
@@ -167,8 +166,7 @@ def test_what_a_form_cannot_enforce_is_refused() -> None:
     assert ToolChoice.read(asked).structure(FORMATS["hermes"]) is not None
 
 
-def test_the_server_takes_as_many_tools() -> None:
-    assert MAX_TOOLS == limits.MAX_TOOLS
+def test_tool_choice_of_too_many_tools_is_refused() -> None:
     most = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(MAX_TOOLS)]
     assert len(ToolChoice.read(most).functions) == MAX_TOOLS
     with pytest.raises(ValueError, match=r"^tools: has 1025 tools; at most 1024 are allowed$"):
