@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from client.bench.options import Options
+from engine.console import Console
 
 app = typer.Typer(
     help="Measure servers under load, beside each other, and what the stages cost.",

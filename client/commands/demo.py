@@ -4,7 +4,6 @@ import asyncio
 from contextlib import aclosing
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
 
@@ -12,6 +11,7 @@ from client.aio import AsyncTridentClient
 from client.commands.demo_display import Question, answers, figures, frame
 from client.commands.server_display import ServerLog, stopped_by_signals
 from client.errors import TridentClientError
+from engine.console import Console
 from engine.demo.prompts import DEMO_PROMPTS
 from engine.launch.server import TritonServer
 

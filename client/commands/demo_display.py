@@ -99,16 +99,14 @@ def figures(questions: Sequence[Question], width: int) -> Table:
     first, last = _total_span(questions)
     slowest = max((each.ttft for each in questions if each.ttft is not None), default=0.0)
     totals = {
-        "first token": f"≤ {slowest:.3f} s",
+        "first token": f"<= {slowest:.3f} s",
         "tokens": str(sum(each.num_tokens for each in questions)),
         "time": f"{last - first:.2f} s",
         "tokens/s": f"{_total_rate(questions):.1f}",
     }
     table = Table(box=box.SIMPLE_HEAD, show_footer=True, padding=(0, 1), pad_edge=False)
     table.add_column("#", justify="right", style="dim", no_wrap=True)
-    table.add_column(
-        "question", "all at once", no_wrap=True, overflow="ellipsis", max_width=width - 51
-    )
+    table.add_column("question", "all at once", no_wrap=True, overflow="crop", max_width=width - 52)
     for name, total in totals.items():
         table.add_column(name, total, justify="right", no_wrap=True)
     for each in questions:
@@ -168,7 +166,7 @@ def _panel(question: Question, lines: Sequence[Text], height: int) -> Panel:
     style = "red" if question.problem else "green" if question.ended else "yellow"
     return Panel(
         Text("\n").join(lines),
-        title=Text(question.text, style="bold", overflow="ellipsis"),
+        title=Text(question.text, style="bold", overflow="crop"),
         title_align="left",
         subtitle=Text(_subtitle(question), style="dim"),
         subtitle_align="right",

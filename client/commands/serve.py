@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from client.commands.announcement import announce
 from client.commands.gateway_process import GatewayOptions, GatewayProcess, gateway_endpoint
 from client.commands.server_display import ServerLog, stopped_by_signals
 from client.commands.setting_options import with_settings
 from client.gateway.settings import DEFAULT_PORT
+from engine.console import Console
 from engine.launch.arguments import DEFAULT_HOST, split_model
 from engine.launch.errors import ServerStartError
 from engine.launch.ports import require_free

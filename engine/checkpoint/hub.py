@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.checkpoint.lora.config import CONFIG, read_lora_config
 from engine.checkpoint.lora.folder import folder_of_adapter, is_adapter
+from engine.console import is_c_locale
 from engine.errors import CheckpointError
 
 DEMO = "demo"
@@ -106,6 +107,8 @@ def _download_gguf(repository: str, kind: str, setting: str) -> Path:
 def _download(
     model: str, wanted: list[str], setting: str, *, unwanted: Sequence[str] = _UNWANTED
 ) -> Path:
+    if is_c_locale():
+        os.environ.setdefault("TQDM_ASCII", " 123456789#")  # of the bar; read by the import
     # Imported here: most checkpoints are local, and the import takes a while.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

@@ -220,7 +220,7 @@ class _Loader:
 
     def _capture(self, runner: ModelRunner, sizes: GraphSizes) -> None:
         begin, free = time.perf_counter(), take_snapshot(self.device).free
-        text = "capturing CUDA graphs {bar} {done} of {total}"
+        text = "capturing CUDA graphs: {done} of {total}"
         num_graphs = runner.capture_graphs(
             CudaCapturer(), in_tenths(self._on_progress, text), sizes
         )

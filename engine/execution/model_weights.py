@@ -93,7 +93,7 @@ def load_weights(
     processor = WeightProcessor(
         model, quantization, deterministic=config.deterministic, own_gemm=own_gemm
     )
-    text = "loading weights {bar} {share} % of {mib:,.0f} MiB"
+    text = "loading weights: {share} % of {mib:,.0f} MiB"
     initialise_weights(
         model,
         checkpoint,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 def in_tenths(report: Callable[[str], None], sentence: str) -> Callable[[int, int], None]:
     """Return a function of (done, total) that reports `sentence` at each tenth.
 
-    In `sentence`, {done} and {total} stand for the numbers, {share} for the percentage, {bar} for
-    a progress bar and {mib} for the total as bytes in MiB.
+    In `sentence`, {done} and {total} stand for the numbers, {share} for the percentage and {mib}
+    for the total as bytes in MiB.
     """
     reached = 0
 
@@ -18,8 +18,7 @@ def in_tenths(report: Callable[[str], None], sentence: str) -> Callable[[int, in
         tenth = 10 * done // max(total, 1)
         if tenth > reached:
             reached = tenth
-            bar = "━" * tenth + "╌" * (10 - tenth)
             figures = {"done": done, "total": total, "share": 10 * tenth, "mib": total / 2**20}
-            report(sentence.format(bar=bar, **figures))
+            report(sentence.format(**figures))
 
     return advance

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from engine.console import Console
 
 
 @contextmanager
 def loading(model: str) -> Iterator[Callable[[str], None]]:
     """Show loading progress on stderr, if a terminal; yields the function that reports it."""
-    with Console(stderr=True).status(f"loading {escape(model)}") as status:
+    with Console(stderr=True).status(f"loading {escape(model)}", spinner="line") as status:
         yield lambda text: status.update(escape(text))
 
 

@@ -277,7 +277,7 @@ class TestDemoDisplay:
         assert text.count("[b]Wort[/b]") >= sum(2 * q.number for q in questions if not q.problem)
         rows = [line for line in text.splitlines() if re.match(r"\s*\d\s+Question \d", line)]
         assert len(rows) == 8
-        assert re.search(r"all at once\s+≤ \d\.\d{3} s\s+288\s+\d+\.\d\d s\s+\d+\.\d", text)
+        assert re.search(r"all at once\s+<= \d\.\d{3} s\s+288\s+\d+\.\d\d s\s+\d+\.\d", text)
         assert all(Text(line).cell_len <= width for line in text.splitlines())
 
     def test_an_empty_answer_is_a_problem(self) -> None:

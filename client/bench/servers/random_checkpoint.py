@@ -28,7 +28,7 @@ def random_checkpoint(size: str, console: Console) -> Path:
     module = "engine.demo.random_checkpoint"
     command = [sys.executable, "-P", "-m", module, size, str(unfinished)]
     try:
-        with console.status(f"writing a random checkpoint to {folder}"):
+        with console.status(f"writing a random checkpoint to {folder}", spinner="line"):
             # In a separate process, so that this one does not import torch.
             env = engine_environment(os.environ)
             subprocess.run(
