@@ -9,13 +9,14 @@ from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from engine.launch import server_log
+from engine.launch.gpu import has_gpu
 
 
 class ServerLog:
     """Shows what matters of a server's log to its user, or every line of it.
 
     Args:
-        everything: print each line as it is.
+        everything: print each line as it is, but without a GPU none that complains of that.
 
     Attributes:
         description: the model and its KV cache in one line, as the engine reports when ready.
@@ -31,9 +32,9 @@ class ServerLog:
 
     def show(self, line: str) -> None:
         """Take one raw line of the log."""
-        if self._everything:
-            self._console.out(line, highlight=False)
         parsed = server_log.parse(line)
+        if self._everything and (has_gpu() or not parsed.is_harmless):
+            self._console.out(line, highlight=False)
         if parsed.from_engine:
             if "KV cache for" in parsed.text:
                 self.description = parsed.text
@@ -51,7 +52,7 @@ class ServerLog:
             yield
         else:
             columns = (
-                SpinnerColumn(),
+                SpinnerColumn("line"),
                 TextColumn("[bold]{task.description}"),
                 TextColumn("[dim]{task.fields[words]}"),
                 TimeElapsedColumn(),

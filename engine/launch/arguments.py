@@ -21,6 +21,8 @@ DEFAULTS = (
     # stub has two threads that send; what others ask or answer now and then waits for one of them.
     "--backend-config=python,thread-pool-size=2",
 )
+# What spares tritonserver the search for a GPU where there is none, and its complaints.
+WITHOUT_GPU = ("--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false")
 
 # The launcher sets these itself; given twice, tritonserver silently uses one of them.
 _RESERVED = ("--model-repository", "--model-store", "--backend-directory")

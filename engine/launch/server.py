@@ -16,6 +16,7 @@ from engine.launch import arguments as flags
 from engine.launch import child, security, server_log
 from engine.launch.environment import effective_config, server_environment, settings_variables
 from engine.launch.errors import ServerStartError
+from engine.launch.gpu import has_gpu
 from engine.launch.installation import find_tritonserver, model_repository
 from engine.launch.log_file import LogFile
 from engine.launch.model_configs import ENSEMBLE
@@ -336,6 +337,7 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={run.shared_memory_prefix}",
             f"{flags.EXIT_TIMEOUT}={self.exit_timeout_s}",
             *flags.DEFAULTS,
+            *(() if has_gpu() else flags.WITHOUT_GPU),
             *self._arguments,
         ]
         if self._repository == model_repository().resolve():

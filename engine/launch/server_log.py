@@ -22,7 +22,7 @@ _LAST_WORDS = (
 
 _CRASHES = tuple(f"Signal ({number:d}) received." for number in (signal.SIGABRT, signal.SIGSEGV))
 
-# Messages of every start on a machine without a GPU or NVIDIA's tools.
+# Messages on every machine without a GPU or NVIDIA's tools; tritonserver has no flag for them all.
 _HARMLESS = (
     "CudaDriverHelper has not been",
     "CUDA driver version is insufficient",
@@ -69,9 +69,14 @@ class LogLine:
         return self.source.startswith("trident") and bool(self.text)
 
     @property
+    def is_harmless(self) -> bool:
+        """Whether it complains of a GPU or of a tool of NVIDIA's that is not there."""
+        return any(words in self.text for words in _HARMLESS)
+
+    @property
     def is_problem(self) -> bool:
         """Whether a user should see it: a warning or an error that means something here."""
-        return self.severity in ("W", "E", "F", "C") and not any(w in self.text for w in _HARMLESS)
+        return self.severity in ("W", "E", "F", "C") and not self.is_harmless
 
 
 def parse(line: str) -> LogLine:

@@ -28,6 +28,23 @@ def test_a_restart_is_shown_from_its_reason_to_its_end() -> None:
     assert shown == ["the engine process hung; starting it", "The engine is ready again."]
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_complaint_about_a_missing_gpu_is_shown_beside_a_gpu_alone(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    monkeypatch.setattr("client.commands.server_display.has_gpu", lambda: is_there)
+    console = Console(file=io.StringIO(), width=80)
+    log = ServerLog(console, everything=True)
+    lines = [
+        'E1120 16:36:57.3 1 server.cc:241] "CudaDriverHelper has not been initialized."',
+        'E1120 16:36:57.4 1 server.cc:99] "disk full"',
+    ]
+    for line in lines:
+        log.show(line)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == (lines if is_there else lines[1:])
+
+
 def test_own_name_is_a_path_where_the_shell_does_not_know_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from engine.launch.gpu import has_gpu
+
 pytestmark = pytest.mark.server
 
 TRIDENT = Path(sys.executable).parent / "trident"
@@ -149,6 +151,17 @@ def served(
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
+
+
+def test_log_of_a_start_is_ascii_but_for_names(served: Served) -> None:
+    text = served.output.replace(MODEL, "").replace(served.folder.name, "")
+    assert text.isascii(), sorted({each for each in text if not each.isascii()})
+
+
+@pytest.mark.skipif(has_gpu(), reason="tells what a GPU lacks, if anything")
+def test_log_of_a_start_without_a_gpu_has_no_error_of_tritonserver(served: Served) -> None:
+    assert "model_lifecycle.cc" in served.output
+    assert re.findall(r"^[WEF]\d{4} .*|^.*NVML.*", served.output, re.MULTILINE) == []
 
 
 def test_serve_beside_hostile_files_imports_none(served: Served) -> None:
