@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from engine.launch import server_log
 from engine.launch.gpu import has_gpu
@@ -51,12 +52,11 @@ class ServerLog:
             self._console.print(title, highlight=False)
             yield
         else:
-            columns = (
-                SpinnerColumn("line"),
-                TextColumn("[bold]{task.description}"),
-                TextColumn("[dim]{task.fields[words]}"),
-                TimeElapsedColumn(),
-            )
+            texts = [
+                TextColumn(text, table_column=Column(no_wrap=True, overflow="crop"))
+                for text in ("[bold]{task.description}", "[dim]{task.fields[words]}")
+            ]
+            columns = (SpinnerColumn("line"), *texts, TimeElapsedColumn())
             with Progress(*columns, console=self._console, transient=True) as progress:
                 task: TaskID = progress.add_task(escape(title), total=None, words="")
                 self._on_words = lambda words: progress.update(task, words=escape(words))
