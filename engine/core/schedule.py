@@ -8,6 +8,7 @@ after the other: `values[start_loc[i] : start_loc[i + 1]]` is the list of item i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from engine.core.drafts.draft_tokens import DraftTokens
 from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.core.ragged import Int32s, Ragged
+from kernels.step.sampling_columns import SamplingColumns
 
 Float32s = NDArray[np.float32]
 
@@ -22,17 +24,9 @@ Float32s = NDArray[np.float32]
 # when the host reads their tokens.
 MAX_STOP_TOKEN_IDS = 16
 
-# Values of `Samples.finish_reasons`.
-SKIPPED, RUNNING, STOP, LENGTH = -1, 0, 1, 2
-
-# Bits of `Admissions.features`.
-ALLOWED, BIAS, PENALTIES, MIN_TOKENS, FILTERS, LOGPROBS, TRUNCATION, BEAM = (
-    1 << bit for bit in range(8)
-)
-
 
 @dataclass(frozen=True, slots=True)
-class Admissions:
+class Admissions(SamplingColumns[NDArray[Any]]):
     """The A sequences that get a slot in a step: new ones, and ones resumed after a preemption.
 
     Attributes:
@@ -42,23 +36,13 @@ class Admissions:
         num_computed_tokens: int32 [A], tokens whose KV is in the cache.
         min_tokens, max_tokens: int32 [A], limits of the output.
         stop_token_ids: int32 [A, MAX_STOP_TOKEN_IDS], the first ones, padded with -1.
-        features: int32 [A], bits of what else than a draw a sequence uses; most have none set:
-            ALLOWED, only the tokens in `allowed_token_ids` may be drawn; BIAS; PENALTIES;
-            MIN_TOKENS, the device forbids its stop tokens before `min_tokens`; FILTERS, top_k,
-            top_p or min_p of a sequence that is not greedy; LOGPROBS; TRUNCATION, top_n_sigma or
-            typical_p of a sequence that is not greedy; BEAM, its log-probabilities are those that
-            beams are ranked by.
+        features: int32 [A], feature bits.
         seeds: uint64 [A].
-        temperature: float32 [A], 0 is greedy.
-        top_k: int32 [A], 0 keeps every token.
-        top_p, min_p: float32 [A], 1 and 0 keep every token.
-        top_n_sigma, typical_p: float32 [A], 0 and 1 keep every token.
-        repetition_penalty, presence_penalty, frequency_penalty: float32 [A]; 1, 0 and 0 are
-            neutral.
         num_top_logprobs: int32 [A], most likely tokens to report beside the drawn one.
         bias_token_ids: tokens with a `logit_bias`, ascending.
         bias_values: float32, of each of these tokens.
         allowed_token_ids: lists of tokens.
+        temperature ...: [A], the sampling columns.
     """
 
     slots: Int32s
@@ -70,15 +54,6 @@ class Admissions:
     stop_token_ids: Int32s
     features: Int32s
     seeds: NDArray[np.uint64]
-    temperature: Float32s
-    top_k: Int32s
-    top_p: Float32s
-    min_p: Float32s
-    top_n_sigma: Float32s
-    typical_p: Float32s
-    repetition_penalty: Float32s
-    presence_penalty: Float32s
-    frequency_penalty: Float32s
     num_top_logprobs: Int32s
     bias_token_ids: Ragged
     bias_values: Float32s

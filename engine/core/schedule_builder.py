@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -13,29 +14,28 @@ from engine.core.constraints.sampling_constraints import device_forbids_stops
 from engine.core.kv.kv_cache_manager import BlockCopy
 from engine.core.ragged import Int32s, ragged
 from engine.core.request import Request
-from engine.core.schedule import (
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, Admissions, BlockWrites, Schedule
+from engine.core.slot_states import SlotStates
+from engine.request.sampling_params import SamplingParams
+from kernels.step.sampling_columns import (
     ALLOWED,
     BEAM,
     BIAS,
-    FILTERS,
+    DRAW_FEATURES,
     LOGPROBS,
-    MAX_STOP_TOKEN_IDS,
     MIN_TOKENS,
-    PENALTIES,
-    TRUNCATION,
-    Admissions,
-    BlockWrites,
-    Schedule,
+    NORMAL,
+    SAMPLING_COLUMNS,
 )
-from engine.core.slot_states import SlotStates
 
-# Least and most of numbers in float32, which would be 0 and infinity beyond: these forbid tokens.
-_NORMAL = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-_TEMPERATURES = 1e-37, 1e37
-_FACTORS = 1e-30, 1e30  # of logits, the products of which are numbers, too
+_settings_of = attrgetter(*SAMPLING_COLUMNS)
+_OFF = np.array([column.off for column in SAMPLING_COLUMNS.values()])
+_FEATURES = np.array([column.feature for column in SAMPLING_COLUMNS.values()], dtype=np.int32)
+_LEAST, _MOST = np.array([column.bounds for column in SAMPLING_COLUMNS.values()]).T
 
 # A slot, a group of layers, an entry of its block table, and the blocks from there on.
 BlockWrite = tuple[int, int, int, Sequence[int]]
+_Bound = float | NDArray[np.float64]
 
 
 class AdmissionsBuilder:
@@ -62,6 +62,8 @@ class AdmissionsBuilder:
         params = [request.sampling_params for request in requests]
         stop_ids = [_padded_stop_ids(request) for request in requests]
         bias = [sorted((p.logit_bias or {}).items()) for p in params]
+        biases = np.array([value for _, value in chain.from_iterable(bias)], dtype=np.float64)
+        columns, features = _sampling_columns(params)
         return Admissions(
             slots=_int32(self._slots),
             token_ids=ragged([request.token_ids for request in requests]),
@@ -70,21 +72,13 @@ class AdmissionsBuilder:
             min_tokens=_int32([p.min_tokens for p in params]),
             max_tokens=_int32([request.max_tokens for request in requests]),
             stop_token_ids=_int32(stop_ids).reshape(-1, MAX_STOP_TOKEN_IDS),
-            features=_int32([_features(request) for request in requests]),
+            features=features | _int32([_features(request) for request in requests]),
             seeds=np.array([request.seed for request in requests], dtype=np.uint64),
-            temperature=_float32((p.temperature for p in params), _TEMPERATURES),
-            top_k=_int32([p.top_k for p in params]),
-            top_p=_float32(p.top_p for p in params),
-            min_p=_float32(p.min_p for p in params),
-            top_n_sigma=_float32(p.top_n_sigma for p in params),
-            typical_p=_float32(p.typical_p for p in params),
-            repetition_penalty=_float32((p.repetition_penalty for p in params), _FACTORS),
-            presence_penalty=_float32(p.presence_penalty for p in params),
-            frequency_penalty=_float32(p.frequency_penalty for p in params),
             num_top_logprobs=_int32([request.num_top_logprobs or 0 for request in requests]),
             bias_token_ids=ragged([[token for token, _ in entries] for entries in bias]),
-            bias_values=_float32(value for _, value in chain.from_iterable(bias)),
+            bias_values=_bounded(biases, *NORMAL).astype(np.float32),
             allowed_token_ids=ragged([p.allowed_token_ids or () for p in params]),
+            **columns,
         )
 
 
@@ -192,27 +186,33 @@ def _int32(values: Sequence[object] | Int32s) -> Int32s:
     return np.array(values, dtype=np.int32)
 
 
-def _float32(values: Iterable[float], bounds: tuple[float, float] = _NORMAL) -> NDArray[np.float32]:
-    """Return `values` with their sizes within `bounds`, but 0 as it is."""
-    wide = np.array(list(values), dtype=np.float64)
-    sizes = np.abs(wide).clip(*bounds)
-    return np.where(wide == 0, 0, np.copysign(sizes, wide)).astype(np.float32)
+def _bounded(values: NDArray[np.float64], least: _Bound, most: _Bound) -> NDArray[np.float64]:
+    """Return `values` with their magnitudes from `least` to `most`, but 0 as it is."""
+    sizes = np.abs(values).clip(least, most)
+    return np.where(values == 0, 0, np.copysign(sizes, values))
+
+
+def _sampling_columns(params: Sequence[SamplingParams]) -> tuple[dict[str, NDArray[Any]], Int32s]:
+    """Return the sampling columns of A sequences by name, and the feature bits of these [A]."""
+    settings = np.array([_settings_of(each) for each in params], dtype=np.float64)
+    settings = settings.reshape(len(params), len(SAMPLING_COLUMNS))  # [A, columns]
+    bounded = _bounded(settings, _LEAST, _MOST)
+    columns = {
+        name: values.astype(column.dtype)
+        for (name, column), values in zip(SAMPLING_COLUMNS.items(), bounded.T, strict=True)
+    }
+    features = np.bitwise_or.reduce(np.where(settings == _OFF, 0, _FEATURES), axis=1)
+    return columns, np.where(columns["temperature"] == 0, features & ~DRAW_FEATURES, features)
 
 
 def _features(request: Request) -> int:
-    """Return the bits of `Admissions.features`."""
+    """Return the feature bits of `request` beside those of its sampling columns."""
     p = request.sampling_params
-    penalties = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
-    is_filtered = p.top_k > 0 or p.top_p < 1 or p.min_p > 0
-    is_truncated = p.top_n_sigma > 0 or p.typical_p < 1
     return (
         ALLOWED * (p.allowed_token_ids is not None)
         | BIAS * bool(p.logit_bias)
-        | PENALTIES * (penalties != (1, 0, 0))
         | MIN_TOKENS * device_forbids_stops(request)
-        | FILTERS * (is_filtered and p.temperature > 0)
         | LOGPROBS * (request.num_top_logprobs is not None)
-        | TRUNCATION * (is_truncated and p.temperature > 0)
         | BEAM * request.is_beam
     )
 

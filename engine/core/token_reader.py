@@ -19,9 +19,10 @@ from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.logprobs.prompt_scorer import PromptScorer
 from engine.core.logprobs.sampled_logprobs import token_logprobs
 from engine.core.request import FinishReason, Request
-from engine.core.schedule import RUNNING, SKIPPED, Samples, Schedule
+from engine.core.schedule import Samples, Schedule
 from engine.core.slot_states import SlotStates
 from engine.text.byte_sets import ByteSets
+from kernels.step.sampling_columns import RUNNING, SKIPPED
 
 _MAX_WAIT_S = 0.005  # that arrivals may wait while nothing but grammars is to be waited for
 # By what the device says of a row: its sequence goes on, or why it has ended.

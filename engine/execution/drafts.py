@@ -20,7 +20,8 @@ from engine.execution.downloads import Downloads
 from engine.execution.pending_step import NO_PROMPTS, ForwardResults, PendingStep
 from engine.execution.sampler import Sampler
 from engine.models.causal_lm import CausalLM
-from kernels.step.slot_tables import RUNNING, SlotTables
+from kernels.step.sampling_columns import RUNNING
+from kernels.step.slot_tables import SlotTables
 from kernels.step.token_scatter import scatter_tokens
 from kernels.step.upload import upload
 

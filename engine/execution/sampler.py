@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.ragged import Int32s
-from engine.core.schedule import (
+from engine.core.schedule import Adjustments, Admissions, SamplingBatch, Schedule, num_sampled_rows
+from engine.execution.adjustments import add_adjustments
+from engine.nvtx import nvtx_range
+from kernels.sampling.adjust_logits import RowMasks, adjust_logits
+from kernels.sampling.draw import sample_tokens
+from kernels.sampling.logprobs import Logprobs, token_logprobs
+from kernels.sampling.token_counts import TokenCounts, count_tokens
+from kernels.sampling.truncate import truncate_logits
+from kernels.step.sampling_columns import (
     ALLOWED,
     BEAM,
     BIAS,
@@ -25,19 +33,7 @@ from engine.core.schedule import (
     MIN_TOKENS,
     PENALTIES,
     TRUNCATION,
-    Adjustments,
-    Admissions,
-    SamplingBatch,
-    Schedule,
-    num_sampled_rows,
 )
-from engine.execution.adjustments import add_adjustments
-from engine.nvtx import nvtx_range
-from kernels.sampling.adjust_logits import RowMasks, adjust_logits
-from kernels.sampling.draw import sample_tokens
-from kernels.sampling.logprobs import Logprobs, token_logprobs
-from kernels.sampling.token_counts import TokenCounts, count_tokens
-from kernels.sampling.truncate import truncate_logits
 from kernels.step.slot_tables import SlotTables
 from kernels.step.upload import upload_together
 

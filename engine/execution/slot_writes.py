@@ -8,11 +8,12 @@ import torch
 from engine.core.constraints.token_masks import token_mask
 from engine.core.kv.group_windows import blocks_for
 from engine.core.ragged import Int32s, Ragged
-from engine.core.schedule import ALLOWED, MAX_STOP_TOKEN_IDS, Admissions, Schedule
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, Admissions, Schedule
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.step_memory import is_out_of_memory
 from engine.validation.limits import MAX_LOGIT_BIAS
+from kernels.step.sampling_columns import ALLOWED, SAMPLING_COLUMNS
 from kernels.step.slot_tables import SlotTables
 from kernels.step.slot_writes import SlotWrites
 
@@ -98,16 +99,8 @@ def write_admissions(admissions: Admissions, writes: SlotWrites, num_mask_words:
         stop_token_ids=admissions.stop_token_ids,
         features=admissions.features,
         num_biases=biases.lengths,
-        top_k=admissions.top_k,
-        temperature=admissions.temperature,
-        top_p=admissions.top_p,
-        min_p=admissions.min_p,
-        top_n_sigma=admissions.top_n_sigma,
-        typical_p=admissions.typical_p,
-        repetition_penalty=admissions.repetition_penalty,
-        presence_penalty=admissions.presence_penalty,
-        frequency_penalty=admissions.frequency_penalty,
         seeds=admissions.seeds,
+        **{name: getattr(admissions, name) for name in SAMPLING_COLUMNS},
     )
     if len(biases.values):
         values = admissions.bias_values.view(np.int32)

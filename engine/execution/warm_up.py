@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from engine.execution.devices import ResolvedConfig
 from engine.request.sampling_params import SamplingParams
 from kernels.quantized.splits import MOST_SPLIT
 from kernels.quantized.wna16_gemm import MOST_TILED
+from kernels.step.sampling_columns import SAMPLING_COLUMNS
 
 _PLAIN = SamplingParams(temperature=0)
 
@@ -34,16 +36,9 @@ def largest_step(config: ResolvedConfig, max_model_len: int, num_groups: int = 1
     num_rows = config.max_num_seqs
     num_tokens = min(config.max_num_batched_tokens, num_rows * max_model_len)
     lengths = np.diff(np.linspace(0, num_tokens, num_rows + 1).astype(int))
+    used: dict[str, Any] = {name: column.on for name, column in SAMPLING_COLUMNS.items()}
     params = SamplingParams(
-        temperature=1.0,
-        top_k=2,
-        top_p=0.9,
-        min_p=0.01,
-        top_n_sigma=1.0,
-        typical_p=0.9,
-        repetition_penalty=1.1,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
+        **used,
         logit_bias={0: 1.0},
         allowed_token_ids=(0,),
         logprobs=config.max_logprobs,

@@ -13,10 +13,11 @@ from engine.config.engine_config import EngineConfig
 from engine.errors import CheckpointError, ConfigError, RequestError
 from engine.request.sampling_params import SamplingParams
 from engine.text.tokenizer import Tokenizer
+from kernels.step.sampling_columns import DRAW_FEATURES, SAMPLING_COLUMNS
 
 _FILE = "generation_config.json"
 _OVERRIDES = "override_generation_config"
-# What shapes the distribution that a token is drawn from; top_n_sigma is not in the file.
+# Settings in the file that shape the distribution that a token is drawn from.
 _FILTERS = ("top_p", "top_k", "min_p", "typical_p")
 _SAMPLING_FIELDS = ("temperature", *_FILTERS, "repetition_penalty")
 _FIELDS = (*_SAMPLING_FIELDS, "do_sample", "eos_token_id", "pad_token_id")  # that have an effect
@@ -82,7 +83,11 @@ class GenerationDefaults:
         """
         if self.do_sample:
             return dict(self.sampling)
-        samples = any(fields.get(name) is not None for name in (*_FILTERS, "top_n_sigma"))
+        samples = any(
+            fields.get(name) is not None
+            for name, column in SAMPLING_COLUMNS.items()
+            if column.feature & DRAW_FEATURES
+        )
         return {**self.sampling, "temperature": 1.0 if samples else 0.0}
 
 

@@ -28,12 +28,12 @@ from kernels.device import cdiv
 from kernels.sampling import logit_order
 from kernels.sampling.logit_order import cleaned
 from kernels.sampling.token_counts import TokenCounts
-from kernels.step import slot_tables
+from kernels.step import sampling_columns
 from kernels.step.slot_tables import SlotTables
 
-_ALLOWED, _BIAS = tl.constexpr(slot_tables.ALLOWED), tl.constexpr(slot_tables.BIAS)
-_PENALTIES = tl.constexpr(slot_tables.PENALTIES)
-_MIN_TOKENS = tl.constexpr(slot_tables.MIN_TOKENS)
+_ALLOWED, _BIAS = tl.constexpr(sampling_columns.ALLOWED), tl.constexpr(sampling_columns.BIAS)
+_PENALTIES = tl.constexpr(sampling_columns.PENALTIES)
+_MIN_TOKENS = tl.constexpr(sampling_columns.MIN_TOKENS)
 
 
 class RowMasks(NamedTuple):
@@ -99,23 +99,23 @@ def _torch(
     mask_ids = [-1] * len(logits) if masks is None else masks.mask_ids.tolist()
     for row, slot, mask_id in zip(logits, slots.tolist(), mask_ids, strict=True):
         features = int(tables.features[slot]) if slot >= 0 else 0
-        if features & slot_tables.BIAS:
+        if features & sampling_columns.BIAS:
             entries = slice(int(tables.num_biases[slot]))
             row[tables.bias_token_ids[slot, entries].long()] += tables.bias_values[slot, entries]
         penalises_repetition = False
-        if features & slot_tables.PENALTIES:
+        if features & sampling_columns.PENALTIES:
             penalises_repetition = bool(tables.repetition_penalty[slot] != 1)
             _torch_penalties(row, tables, slot, counts, penalises_repetition)
-        if features & slot_tables.BIAS or penalises_repetition:
+        if features & sampling_columns.BIAS or penalises_repetition:
             row.copy_(logit_order.reference(row))
-        if features & slot_tables.MIN_TOKENS:
+        if features & sampling_columns.MIN_TOKENS:
             num_outputs = tables.num_tokens[slot] - tables.num_prompt_tokens[slot]
             stops = tables.stop_token_ids[slot]
             stops = stops[(stops >= 0) & (stops < len(row))]
             row[stops.long()] = torch.where(
                 num_outputs < tables.min_tokens[slot], -torch.inf, row[stops.long()]
             )
-        if features & slot_tables.ALLOWED:
+        if features & sampling_columns.ALLOWED:
             row.masked_fill_(~_torch_bits(tables.allowed_tokens[slot], len(row)), -torch.inf)
         if masks is not None and slot >= 0 and mask_id >= 0:
             row.masked_fill_(~_torch_bits(masks.masks[mask_id], len(row)), -torch.inf)

@@ -18,10 +18,10 @@ from torch import Tensor
 from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from kernels.device import cdiv
-from kernels.step import slot_tables
+from kernels.step import sampling_columns
 from kernels.step.slot_tables import SlotTables
 
-_PENALTIES = tl.constexpr(slot_tables.PENALTIES)
+_PENALTIES = tl.constexpr(sampling_columns.PENALTIES)
 
 
 class TokenCounts(NamedTuple):
@@ -96,7 +96,7 @@ def count_tokens(counts: TokenCounts, tables: SlotTables, slots: Tensor) -> None
 def _torch(counts: TokenCounts, tables: SlotTables, slots: Tensor) -> None:
     vocab, num_words = counts.output_counts.shape[1], counts.prompt_mask.shape[1]
     for slot in slots.tolist():
-        if slot < 0 or not int(tables.features[slot]) & slot_tables.PENALTIES:
+        if slot < 0 or not int(tables.features[slot]) & sampling_columns.PENALTIES:
             continue
         start, end, num_prompt_tokens = (
             int(column[slot])

@@ -8,23 +8,20 @@ steps take one upload and one launch (`kernels.step.slot_writes`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, fields
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# Values of `SlotTables.finish_reasons`.
-RUNNING, STOP, LENGTH = 0, 1, 2
-# Bits of `SlotTables.features`: what else than a draw a sequence uses.
-ALLOWED, BIAS, PENALTIES, MIN_TOKENS = 1, 2, 4, 8
+from kernels.step.sampling_columns import SAMPLING_COLUMNS, SamplingColumns
 
 _ALIGNMENT = 32  # values: each table starts at a 128-byte cache line
 
 
 @dataclass(frozen=True, slots=True)
-class SlotTables:
+class SlotTables(SamplingColumns[Tensor]):
     """State of the running sequences, one in each of S slots. Made by `allocate`.
 
     Each value has one writer at a time. The host writes a whole slot when a sequence is admitted,
@@ -52,19 +49,11 @@ class SlotTables:
         min_tokens: int32 [S], stop tokens among the first min_tokens output tokens are ignored.
         max_tokens: int32 [S], maximum number of output tokens.
         finish_reasons: int32 [S], RUNNING, STOP or LENGTH.
-        features: int32 [S], bits of what else than a draw the sequence uses: ALLOWED and BIAS, the
-            tables above; PENALTIES; MIN_TOKENS, its stop tokens are forbidden until min_tokens.
+        features: int32 [S], the sequence's feature bits.
         num_biases: int32 [S], entries of `bias_token_ids` and `bias_values`.
         num_counted_tokens: int32 [S], tokens that penalties have counted; 0 clears the counts.
-        top_k: int32 [S], 0 keeps every token.
-        temperature: float32 [S], 0 is greedy.
-        top_p, min_p: float32 [S], 1 and 0 keep every token.
-        top_n_sigma, typical_p: float32 [S], 0 and 1 keep every token.
-        repetition_penalty: float32 [S], divides positive and multiplies other logits of tokens that
-            occur in the prompt or the output.
-        presence_penalty: float32 [S], subtracted from the logits of tokens of the output.
-        frequency_penalty: float32 [S], subtracted for each time that they occur in it.
         seeds: int64 [S], the bits of uint64 seeds.
+        temperature ...: [S], the sampling columns.
     """
 
     num_groups: int
@@ -86,15 +75,6 @@ class SlotTables:
     features: Tensor
     num_biases: Tensor
     num_counted_tokens: Tensor
-    top_k: Tensor
-    temperature: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    top_n_sigma: Tensor
-    typical_p: Tensor
-    repetition_penalty: Tensor
-    presence_penalty: Tensor
-    frequency_penalty: Tensor
     seeds: Tensor
 
     @classmethod
@@ -127,30 +107,34 @@ class SlotTables:
         for name, size in sizes.items():
             if size < 1:
                 raise ValueError(f"{name}: must be positive (got {size})")
-        shapes: list[tuple[tuple[int, ...], torch.dtype]] = [
-            ((num_slots, max_model_len), torch.int32),
-            ((num_slots, num_groups * max_blocks), torch.int32),
-            ((num_slots, max_stop_token_ids), torch.int32),
-            ((num_slots, -(-vocab_size // 32)), torch.int32),
-            ((num_slots, max_biases), torch.int32),
-            ((num_slots, max_biases), torch.float32),
-            ((num_slots,), torch.int32),
-            ((num_slots + 1,), torch.int32),
-            *[((num_slots,), torch.int32)] * 10,
-            *[((num_slots,), torch.float32)] * 8,
-            ((num_slots,), torch.int64),
-        ]
-        words = [prod(shape) * dtype.itemsize // 4 for shape, dtype in shapes]
-        places = [0, *accumulate(_aligned(size) for size in words)]
-        buffer = torch.zeros(places[-1], dtype=torch.int32, device=device)
-        return cls(
-            num_groups,
-            buffer,
-            *(
-                buffer[place : place + size].view(dtype).view(shape)
-                for place, size, (shape, dtype) in zip(places, words, shapes, strict=False)
-            ),
-        )
+        # A table that is in neither has one int32 per slot.
+        shapes = {
+            "token_ids": (num_slots, max_model_len),
+            "block_tables": (num_slots, num_groups * max_blocks),
+            "stop_token_ids": (num_slots, max_stop_token_ids),
+            "allowed_tokens": (num_slots, -(-vocab_size // 32)),
+            "bias_token_ids": (num_slots, max_biases),
+            "bias_values": (num_slots, max_biases),
+            "query_start_loc": (num_slots + 1,),
+        }
+        dtypes = {"bias_values": torch.float32, "seeds": torch.int64}
+        dtypes |= {name: getattr(torch, each.dtype) for name, each in SAMPLING_COLUMNS.items()}
+        parts = {}  # dtype, shape, and the part of the buffer
+        size = 0
+        for field in fields(cls):
+            if field.name in ("num_groups", "buffer"):
+                continue
+            shape = shapes.get(field.name, (num_slots,))
+            dtype = dtypes.get(field.name, torch.int32)
+            end = size + prod(shape) * dtype.itemsize // 4
+            parts[field.name] = dtype, shape, slice(size, end)
+            size = -(-end // _ALIGNMENT) * _ALIGNMENT
+        buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        tables: dict[str, Any] = {
+            name: buffer[part].view(dtype).view(shape)
+            for name, (dtype, shape, part) in parts.items()
+        }
+        return cls(num_groups=num_groups, buffer=buffer, **tables)
 
     @property
     def num_slots(self) -> int:
@@ -181,7 +165,3 @@ class SlotTables:
         )
         copy.buffer.copy_(self.buffer)
         return copy
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels import device
-from kernels.step.slot_tables import RUNNING, SlotTables
+from kernels.step.sampling_columns import RUNNING
+from kernels.step.slot_tables import SlotTables
 from kernels.step.upload import upload
 
 

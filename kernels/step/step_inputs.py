@@ -19,7 +19,8 @@ from torch import Tensor
 
 from kernels import cpu, device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_output, check_shape
-from kernels.step.slot_tables import RUNNING, SlotTables
+from kernels.step.sampling_columns import RUNNING
+from kernels.step.slot_tables import SlotTables
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from kernels.checks import (
     check_shape,
 )
 from kernels.device import cdiv, next_power_of_2
-from kernels.step.slot_tables import LENGTH, RUNNING, STOP, SlotTables
-
-SKIPPED = -1  # nothing was appended for the row
+from kernels.step.sampling_columns import LENGTH, RUNNING, SKIPPED, STOP
+from kernels.step.slot_tables import SlotTables
 
 
 def scatter_tokens(

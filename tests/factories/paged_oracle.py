@@ -20,9 +20,10 @@ from engine.core.integrity import check_integrity
 from engine.core.kv.block_pool import NULL_BLOCK
 from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.core.request import Request
-from engine.core.schedule import BEAM, LENGTH, RUNNING, SKIPPED, STOP, Samples, Schedule
+from engine.core.schedule import Samples, Schedule
 from engine.core.scheduler import Scheduler
 from engine.execution.memory.kv_caches import move_blocks
+from kernels.step.sampling_columns import BEAM, LENGTH, RUNNING, SKIPPED, STOP
 from tests.factories.beams import sampled_logprobs
 from tests.factories.block_store import BlockStore
 from tests.factories.requests import SEEDS_PER_REQUEST, VOCAB

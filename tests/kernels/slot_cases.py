@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.step.slot_tables import LENGTH, RUNNING, STOP, SlotTables
+from kernels.step.sampling_columns import LENGTH, RUNNING, STOP
+from kernels.step.slot_tables import SlotTables
 from kernels.step.slot_writes import SlotWrites
 from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros

@@ -20,7 +20,8 @@ from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
 from kernels.sampling.truncate import truncate_logits
-from kernels.step.slot_tables import BIAS, PENALTIES, SlotTables
+from kernels.step.sampling_columns import BIAS, PENALTIES
+from kernels.step.slot_tables import SlotTables
 
 _SPREAD = 3.0  # standard deviation of the logits, similar to a model's
 _BIASES = 4  # per row

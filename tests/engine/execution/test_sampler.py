@@ -4,10 +4,8 @@ from collections import Counter
 import pytest
 import torch
 
-from engine.core import schedule
 from engine.core.constraints.bad_words import BadWords
 from engine.core.request import Request
-from kernels.step import slot_tables
 from tests.factories.requests import append_tokens, make_request
 from tests.factories.sampling import sample_requests
 
@@ -223,8 +221,3 @@ def test_logprobs_are_raw_and_ranked() -> None:
     assert with_logprobs.logprobs.logprobs == pytest.approx(
         [math.log(0.2), math.log(0.5), math.log(0.3)]
     )
-
-
-def test_core_and_kernels_mean_the_same_by_a_bit() -> None:
-    for name in ("ALLOWED", "BIAS", "PENALTIES", "MIN_TOKENS", "RUNNING", "STOP", "LENGTH"):
-        assert getattr(schedule, name) == getattr(slot_tables, name), name

@@ -15,12 +15,13 @@ import pytest
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.core.schedule import ALLOWED, SKIPPED, Samples, SamplingBatch, Schedule
+from engine.core.schedule import Samples, SamplingBatch, Schedule
 from engine.execution.loading import load_model
 from engine.execution.pending_step import Runner
 from engine.models.registry import read_model_spec
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
+from kernels.step.sampling_columns import ALLOWED, SKIPPED
 
 SETTINGS = {
     "dtype": "float32",

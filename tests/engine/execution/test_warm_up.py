@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from engine import LLM, SamplingParams
 from engine.config.engine_config import EngineConfig
-from engine.core.schedule import ALLOWED, BIAS, FILTERS, LOGPROBS, PENALTIES, TRUNCATION
 from engine.execution.devices import ResolvedConfig, choose_device, resolve
 from engine.execution.warm_up import largest_step, warm_up_steps
+from kernels.step.sampling_columns import ALLOWED, BIAS, LOGPROBS, SAMPLING_COLUMNS
 
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
@@ -58,9 +58,10 @@ def test_steps_keep_to_the_limits_and_the_first_is_the_largest(
 def test_the_largest_step_takes_the_memory_of_every_feature() -> None:
     admissions = largest_step(config(max_logprobs=50), 64).admissions
     assert (admissions.num_top_logprobs == 50).all()
-    assert (admissions.presence_penalty != 0).all()
-    assert (admissions.top_p < 1).all()
-    every = ALLOWED | BIAS | PENALTIES | FILTERS | LOGPROBS | TRUNCATION
+    every = ALLOWED | BIAS | LOGPROBS
+    for name, column in SAMPLING_COLUMNS.items():
+        assert (getattr(admissions, name) != np.array(column.off, column.dtype)).all(), name
+        every |= column.feature
     assert (admissions.features == every).all()
 
 

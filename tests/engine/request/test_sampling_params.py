@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from engine import SamplingParams
 from engine.errors import RequestError, UnsupportedError
+from kernels.step.sampling_columns import SAMPLING_COLUMNS
 
 
 def test_numbers_may_come_as_strings() -> None:
@@ -108,6 +109,12 @@ def test_the_constructor_takes_what_parse_takes(fields: dict[str, Any]) -> None:
     given = dict(fields)
     assert SamplingParams(**fields) == SamplingParams.parse(fields)
     assert fields == given
+
+
+def test_sampling_columns_are_off_by_default_except_the_temperature() -> None:
+    params = SamplingParams()
+    on = {n for n, column in SAMPLING_COLUMNS.items() if getattr(params, n) != column.off}
+    assert on == {"temperature"}
 
 
 def test_a_clone_is_equal() -> None:

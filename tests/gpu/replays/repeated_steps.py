@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.schedule import SKIPPED, Samples, SamplingBatch, Schedule
+from engine.core.schedule import Samples, SamplingBatch, Schedule
 from engine.execution.model_runner import ModelRunner
 from engine.execution.pending_step import PendingStep
+from kernels.step.sampling_columns import SKIPPED
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _STRESS_BYTES = 64 * 2**20  # more than the L2 cache of any GPU

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.draw import Settings
+from kernels.step.sampling_columns import SAMPLING_COLUMNS
 from kernels.step.slot_tables import SlotTables
 from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE
@@ -56,15 +57,8 @@ def rows_of(filters: list[dict[str, float]], seed: int = 0) -> Rows:
     """Return one row per element of `filters`, each with its own seed and position."""
     tables = empty_tables(max(len(filters), 1))
     numbers = torch.arange(len(filters), device=DEVICE)
-    neutral_values = {
-        "temperature": 1.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "top_n_sigma": 0.0,
-        "typical_p": 1.0,
-    }
-    for name, neutral in neutral_values.items():
+    neutral_values = {name: column.off for name, column in SAMPLING_COLUMNS.items()}
+    for name, neutral in (neutral_values | {"temperature": 1.0}).items():
         values = [row.get(name, neutral) for row in filters]
         getattr(tables, name)[: len(filters)] = torch.tensor(values, device=DEVICE)
     tables.seeds[: len(filters)] = (numbers + 1 + 1000 * seed) * 0x9E3779B97F4A7C1

@@ -12,7 +12,8 @@ from kernels import device
 from kernels.sampling import adjust_logits as module
 from kernels.sampling.adjust_logits import RowMasks, adjust_logits, reference
 from kernels.sampling.token_counts import TokenCounts
-from kernels.step.slot_tables import ALLOWED, BIAS, MIN_TOKENS, PENALTIES, SlotTables
+from kernels.step.sampling_columns import ALLOWED, BIAS, MIN_TOKENS, PENALTIES
+from kernels.step.slot_tables import SlotTables
 from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE, padded, randn
 from tests.kernels.vast_memory import vast_zeros

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kernels import device
 from kernels.sampling.token_counts import TokenCounts, count_tokens
-from kernels.step.slot_tables import PENALTIES, SlotTables
+from kernels.step.sampling_columns import PENALTIES
+from kernels.step.slot_tables import SlotTables
 from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.step.slot_tables import RUNNING, STOP
+from kernels.step.sampling_columns import RUNNING, SKIPPED, STOP
 from kernels.step.slot_writes import SlotWrites
 from kernels.step.step_inputs import StepInputs, prepare_inputs
-from kernels.step.token_scatter import SKIPPED, scatter_tokens
+from kernels.step.token_scatter import scatter_tokens
 from tests.kernels.slot_cases import admit, empty_tables, set_blocks
 from tests.kernels.step.simulated_sequence import VOCAB, Sequence, next_token
 from tests.kernels.support import DEVICE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kernels.step.slot_tables import LENGTH, RUNNING, STOP
+from kernels.step.sampling_columns import LENGTH, RUNNING, STOP
 
 VOCAB = 13
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from kernels import device
-from kernels.step.slot_tables import LENGTH, RUNNING, STOP, SlotTables
+from kernels.step.sampling_columns import LENGTH, RUNNING, SKIPPED, STOP
+from kernels.step.slot_tables import SlotTables
 from kernels.step.step_inputs import StepInputs, prepare_inputs, reference
-from kernels.step.token_scatter import SKIPPED, scatter_tokens
+from kernels.step.token_scatter import scatter_tokens
 from tests.kernels.slot_cases import assert_tables_equal, ints, longs, random_tables, vast_tables
 from tests.kernels.step.serving_simulation import Host
 from tests.kernels.support import DEVICE, padded

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from kernels import device
-from kernels.step.slot_tables import LENGTH, RUNNING, STOP, SlotTables
-from kernels.step.token_scatter import SKIPPED, reference, scatter_tokens
+from kernels.step.sampling_columns import LENGTH, RUNNING, SKIPPED, STOP
+from kernels.step.slot_tables import SlotTables
+from kernels.step.token_scatter import reference, scatter_tokens
 from tests.kernels.slot_cases import (
     assert_tables_equal,
     ints,

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.core.schedule import LENGTH, RUNNING
 from engine.errors import InsufficientMemoryError
 from engine.execution.downloads import Downloads
 from engine.execution.graphs.captured_steps import CapturedSteps
@@ -20,6 +19,7 @@ from engine.execution.graphs.graph_sizes import (
     next_size,
 )
 from engine.execution.graphs.sample_graphs import SampleGraphs
+from kernels.step.sampling_columns import LENGTH, RUNNING
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.sampling import make_tables
 
