@@ -85,10 +85,15 @@ def command(
     ] = _BALANCE.cache_threshold,
     balance_abs_threshold: Annotated[
         int,
-        typer.Option(help="Requests above the least loaded server that are too many,"),
+        typer.Option(
+            help="Imbalance threshold: difference of running requests to the least loaded server."
+        ),
     ] = _BALANCE.balance_abs_threshold,
     balance_rel_threshold: Annotated[
-        float, typer.Option(help="if they are also so many times as many.")
+        float,
+        typer.Option(
+            help="Imbalance threshold: ratio of running requests to the least loaded server."
+        ),
     ] = _BALANCE.balance_rel_threshold,
 ) -> None:
     """Serve OpenAI's API in front of Triton servers until Ctrl-C."""

@@ -83,13 +83,13 @@ class GatewayProcess:
         while not responds(self._endpoint, "/health/ready"):
             self.check_start()
             if time.monotonic() > deadline:
-                raise self._does_not_come_up()
+                raise self._failed_to_start()
             time.sleep(_POLL_S)
 
     def check_start(self) -> None:
         """Raise `ServerStartError` if it has ended before it was up."""
         if self._process.poll() is not None:
-            raise self._does_not_come_up()
+            raise self._failed_to_start()
 
     def keep_running(self) -> None:
         """Start it again if it has died, at once or later; to be called now and then."""
@@ -136,9 +136,9 @@ class GatewayProcess:
     ) -> None:
         self.stop()
 
-    def _does_not_come_up(self) -> ServerStartError:
+    def _failed_to_start(self) -> ServerStartError:
         hint = f"--openai-port {OFF} leaves it out"
-        return ServerStartError("the gateway does not come up", hint, self._log)
+        return ServerStartError("the gateway failed to start", hint, self._log)
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class Gateway:
         return theirs
 
     def model_named(self, name: str | None) -> str:
-        """Return the name that answers to a request for `name` bear; None is the only model.
+        """Return the model name to put in the response; None names the first model.
 
         Raises:
             ApiError: there is no such model.

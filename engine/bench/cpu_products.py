@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     weight = torch.empty(0, 64, dtype=torch.bfloat16)
     if not (serves(weight, weight.device) and can_pack(torch.bfloat16)):
-        parser.error("this CPU has not both products of ours and of oneDNN in bfloat16")
+        parser.error("needs the bfloat16 GEMM of both backends: trident's kernels and oneDNN")
     with torch.inference_mode():
         for label in options.models:
             print(f"\nGFLOP/s\n\n{table(by_label[label], measure(by_label[label], options.rows))}")

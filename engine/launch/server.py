@@ -213,7 +213,7 @@ class TritonServer:
             if time.monotonic() > deadline:
                 last = (self.log.strip().splitlines() or ["nothing"])[-1]
                 reason = f"the server was not ready after {self._start_timeout_s:g} s"
-                raise ServerStartError(reason, f"it said last: {last}", self.log_path)
+                raise ServerStartError(reason, f"last log line: {last}", self.log_path)
             time.sleep(_POLL_S)
         self._ready = True
         self._report()

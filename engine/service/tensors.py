@@ -50,7 +50,7 @@ class InputReader:
         return None if value is None else float(value)
 
     def boolean(self, name: str) -> bool | None:
-        """Return one truth value."""
+        """Return one bool."""
         value = self._scalar(name, "boolean")
         return None if value is None else bool(value)
 

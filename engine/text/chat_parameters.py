@@ -195,9 +195,9 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `fields` of a tool that say something to the model.
+    """Return the `fields` of a tool for the prompt.
 
-    A null and a `strict` that is false say no more than nothing.
+    null and `strict: false` are defaults and are dropped.
     """
     return {
         name: value

@@ -1,1 +1,1 @@
-"""Checks of what clients and settings say: limits, what is not supported, and how it is told."""
+"""Validation of requests and settings, and its error messages."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.errors import UnsupportedError
 
-# The values that ask for nothing, by name; None is another one of each.
+# The values that count as unset, by name; None also counts as unset.
 Neutral = Mapping[str, tuple[object, ...]]
 
 # Of `SamplingParams`.

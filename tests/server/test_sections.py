@@ -145,5 +145,5 @@ def test_a_wrong_value_is_refused(caller: Caller, value: Any) -> None:
 
 def test_the_engine_alone_has_no_text(caller: Caller) -> None:
     fields = json.dumps({"return_sections": True})
-    with pytest.raises(InferError, match="return_sections: is of the text; call the ensemble"):
+    with pytest.raises(InferError, match="return_sections: needs detokenised output"):
         caller.one("engine", input_ids=[1, 2], sampling_parameters=fields)

@@ -33,7 +33,9 @@ def _thinking(body: CountTokensRequest, model: Health) -> dict[str, Any]:
         return {}
     if isinstance(thinking, ThinkingEnabled):
         if not model.has_reasoning:
-            raise unsupported("thinking.type", "enabled is not supported: the model does not think")
+            raise unsupported(
+                "thinking.type", "enabled is not supported: the model has no known reasoning tags"
+            )
         if isinstance(body, MessagesRequest):
             _check_budget(thinking.budget_tokens, body.max_tokens)
     is_on = not isinstance(thinking, ThinkingDisabled)

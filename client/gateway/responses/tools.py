@@ -78,7 +78,7 @@ def _offered(given: Sequence[Tool]) -> Iterator[_Offered]:
 def _chat_tool(offered: _Offered) -> dict[str, Any]:
     _, tool, namespace = offered
     function = tool.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
-    if tool.strict:  # false says no more than nothing, and is no word for the model
+    if tool.strict:  # false is the default and is dropped
         function["strict"] = True
     if namespace is not None:
         function["name"] = CalledName(tool.name, namespace.name).of_chat

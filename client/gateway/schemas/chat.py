@@ -51,9 +51,9 @@ class ChatRequest(RequestFields):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[None, told_as("not supported by this version of Trident")] = None
     add_special_tokens: Annotated[
-        No, told_as("not supported: the chat template writes them all")
+        No, told_as("not supported for chats: the chat template writes special tokens")
     ] = False
     include_reasoning: Annotated[Yes, told_as("not supported: reasoning is part of the answer")] = (
         True
     )
-    echo: Annotated[No, told_as("not supported: an answer is the model's alone")] = False
+    echo: Annotated[No, told_as("echo is supported by /v1/completions only")] = False

@@ -106,9 +106,7 @@ class ResponseRequest(RequestFields):
     truncation: Annotated[
         Literal["disabled"] | None, told_as("only disabled is supported: nothing is cut")
     ] = None
-    background: Annotated[
-        No | None, told_as("not supported: a request lives as long as its connection")
-    ] = None
+    background: Annotated[No | None, told_as("background mode is not supported")] = None
     service_tier: Literal["auto", "default"] | None = None
     # vLLM's
     chat_template_kwargs: dict[str, Any] | None = None
@@ -141,7 +139,7 @@ class RetrieveQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     stream: Annotated[
-        Literal["false"] | None, told_as("not supported: what is stored has ended")
+        Literal["false"] | None, told_as("streaming of stored responses is not supported")
     ] = None
     include_obfuscation: Annotated[
         Literal["false"] | None, told_as("not supported: events are not padded")

@@ -113,7 +113,7 @@ def _fault(error: ValidationError, text: str, value: Any) -> InitErrorDetails:
 
 
 def _boolean(value: Any) -> Any:
-    """Refuse numbers, which are equal to truth values."""
+    """Refuse ints: a bool is an int in Python."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return value
@@ -235,7 +235,7 @@ class RequestFields(SamplingFields):
     request_id: str | None = None
     guided_decoding_backend: str | None = None
     return_token_ids: Annotated[No, told_as("not supported: ask for logprobs")] = False
-    detokenize: Annotated[Yes, told_as("not supported: answers are texts")] = True
+    detokenize: Annotated[Yes, told_as("not supported: output is always detokenised")] = True
 
     @property
     def include_usage(self) -> bool:

@@ -93,7 +93,7 @@ def _other_parts(first: GgufFile) -> list[Path]:
     if count < 2:
         return []
     if fields.integer("split.no", minimum=0):
-        raise fields.error("split.no", f"it is a part of {count}; name the first")
+        raise fields.error("split.no", f"the file is a shard of {count}; pass the first shard")
     name, own = first.path.name, f"-00001-of-{count:05d}.gguf"
     if not name.endswith(own):
         raise fields.error("split.count", f"the first of {count} parts must be called *{own}")
@@ -176,7 +176,8 @@ class _Reader:
         num_elements, num_bytes = block_size(type_name)
         if shape[-1] % num_elements:
             raise self._error(
-                f"tensor {name}: rows of {shape[-1]} are no blocks of {num_elements} ({type_name})"
+                f"tensor {name}: row length {shape[-1]} is not a multiple of the "
+                f"block size {num_elements} of {type_name}"
             )
         return math.prod(shape) // num_elements * num_bytes
 

@@ -153,7 +153,9 @@ def _client_fields(
 def _checked_client(inputs: InputReader, params: SamplingParams, ready: Ready) -> SamplingParams:
     """Return the parameters of a client that calls the engine, with what `end_id` says."""
     if params.return_sections:
-        raise RequestError("is of the text; call the ensemble", param="return_sections")
+        raise RequestError(
+            "needs detokenised output; call the ensemble model", param="return_sections"
+        )
     if params.truncate_prompt_tokens is not None:
         raise RequestError("cut input_ids, or call the ensemble", param="truncate_prompt_tokens")
     end_id = inputs.integer("end_id")
@@ -170,7 +172,7 @@ def check_stop_id(request_id: str) -> None:
         RequestError: it has none, or one that no request can have.
     """
     if not request_id:
-        raise RequestError("needs the request id of what to stop as its own", param="stop")
+        raise RequestError("needs the id of the request to cancel as its request id", param="stop")
     check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
 
 

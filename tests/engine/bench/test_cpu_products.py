@@ -11,7 +11,7 @@ from tests.factories.forms import in_panels
 
 needs_both = pytest.mark.skipif(
     not (in_panels(torch.bfloat16) and can_pack(torch.bfloat16)),
-    reason="this CPU has not both products of ours and of oneDNN in bfloat16",
+    reason="needs the bfloat16 GEMM of both backends: trident's kernels and oneDNN",
 )
 
 

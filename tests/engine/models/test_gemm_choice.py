@@ -25,7 +25,7 @@ from tests.factories.paged_model import PagedModel
 
 pytestmark = pytest.mark.skipif(
     not (in_panels(torch.bfloat16) and can_pack(torch.bfloat16)),
-    reason="this CPU has not both products of ours and of oneDNN in bfloat16",
+    reason="needs the bfloat16 GEMM of both backends: trident's kernels and oneDNN",
 )
 
 SHAPES = Counter({Shape(192, 64, None): 3, Shape(256, 64, "silu"): 2})

@@ -186,7 +186,10 @@ def test_without_a_place_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
         ({"general.architecture": "mamba"}, r"general\.architecture: 'mamba' is not supported"),
         ({"llama.expert_count": 8}, "llama: expert_used_count: is missing"),
         ({"split.count": 3, "split.no": 0}, r"split\.count: the first of 3 parts must be called"),
-        ({"split.count": 3, "split.no": 1}, r"split\.no: it is a part of 3; name the first"),
+        (
+            {"split.count": 3, "split.no": 1},
+            r"split\.no: the file is a shard of 3; pass the first shard",
+        ),
         ({"llama.block_count": None}, "llama: block_count: is missing"),
         ({"llama.block_count": 2}, r"blk\.2\.\S+: tensor in model-small\.gguf that this"),
         ({"llama.block_count": 4}, r"blk\.3\.attn_q\.weight: missing"),
@@ -235,7 +238,7 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
     expected = logits(tmp_path / "plain")
     folder = resolve_checkpoint(str(parts[0]))
     torch.testing.assert_close(logits(folder), expected, rtol=0, atol=2e-3)
-    with pytest.raises(CheckpointError, match=r"split\.no: it is a part of \d; name the first"):
+    with pytest.raises(CheckpointError, match=r"split\.no: the file is a shard of \d; pass"):
         resolve_checkpoint(str(parts[1]))
     parts[2].unlink()
     with pytest.raises(CheckpointError, match=f"{parts[2].name}: not found, but {parts[0].name}"):
