@@ -12,12 +12,13 @@ from client.gateway.schemas.sampling import (
     RequestFields,
     Verbosity,
     Yes,
-    told_as,
+    fault,
+    unsupported,
 )
 
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | dict[str, Any],
-    told_as("must be none, auto, required or an object"),
+    fault("must be none, auto, required or an object"),
 ]
 
 
@@ -37,9 +38,7 @@ class ChatRequest(RequestFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    store: Annotated[No | None, told_as("not supported: /v1/responses alone keeps its answers")] = (
-        None
-    )
+    store: Annotated[No | None, unsupported("not supported: use /v1/responses")] = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
     metadata: Annotated[dict[str, str], ONE_BY_ONE, AtMost(MAX_METADATA, "members")] | None = None
@@ -49,11 +48,11 @@ class ChatRequest(RequestFields):
     continue_final_message: bool | None = None
     chat_template: NoTemplate = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: Annotated[None, told_as("not supported by this version of Trident")] = None
+    documents: Annotated[None, unsupported("not supported by this version of Trident")] = None
     add_special_tokens: Annotated[
-        No, told_as("not supported for chats: the chat template writes special tokens")
+        No, unsupported("not supported for chats: the chat template writes special tokens")
     ] = False
-    include_reasoning: Annotated[Yes, told_as("not supported: reasoning is part of the answer")] = (
-        True
-    )
-    echo: Annotated[No, told_as("echo is supported by /v1/completions only")] = False
+    include_reasoning: Annotated[
+        Yes, unsupported("not supported: reasoning is always included")
+    ] = True
+    echo: Annotated[No, unsupported("echo is supported by /v1/completions only")] = False

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from client.gateway.schemas.sampling import RequestFields, Yes, told_as
+from client.gateway.schemas.sampling import RequestFields, Yes, fault, unsupported
 
 Prompts = Annotated[
     str | list[str] | list[int] | list[list[int]],
-    told_as("must be a string, a list of strings, a list of token ids or a list of such lists"),
+    fault("must be a string, a list of strings, a list of token ids or a list of such lists"),
 ]
 
 
@@ -40,7 +40,7 @@ class CompletionRequest(RequestFields):
     logprobs: int | None = None
     suffix: str | None = None
     add_special_tokens: Annotated[
-        Yes, told_as("not supported: send token ids to do without them")
+        Yes, unsupported("not supported: send token ids to do without them")
     ] = True
 
     def prompts(self) -> list[str | list[int]]:

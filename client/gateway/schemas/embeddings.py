@@ -8,7 +8,7 @@ from msgspec import Meta, Raw, Struct
 from pydantic import Field
 
 from client.gateway.schemas.completions import Prompts
-from client.gateway.schemas.sampling import Fields, Yes, told_as
+from client.gateway.schemas.sampling import Fields, Yes, unsupported
 
 
 class EmbeddingsRequest(Fields):
@@ -24,7 +24,7 @@ class EmbeddingsRequest(Fields):
     cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: Annotated[
-        Yes, told_as("not supported: send token ids to do without them")
+        Yes, unsupported("not supported: send token ids to do without them")
     ] = True
 
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag
 
 from client.gateway.schemas.omitted_thinking import omitted_thinking
-from client.gateway.schemas.sampling import Fields, told_as
+from client.gateway.schemas.sampling import Fields, unsupported
 from client.gateway.schemas.unions import Key
 
-NotOffered = Annotated[None, told_as("is not offered by this server")]
+NotOffered = Annotated[None, unsupported("is not offered here")]
 
 
 TYPE = Key("type")

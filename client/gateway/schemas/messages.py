@@ -14,7 +14,7 @@ from client.gateway.schemas.message_blocks import (
     NotOffered,
     Texts,
 )
-from client.gateway.schemas.sampling import Fields, Yes, told_as
+from client.gateway.schemas.sampling import Fields, Yes, fault, unsupported
 
 MIN_BUDGET_TOKENS = 1024  # Anthropic's
 
@@ -27,7 +27,7 @@ class Tool(Fields):
     """
 
     type: Annotated[
-        Literal["custom"] | None, told_as("only custom tools are offered: the server runs none")
+        Literal["custom"] | None, unsupported("only custom tools are offered: the server runs none")
     ] = None
     name: str
     description: str | None = None
@@ -141,10 +141,10 @@ class ThinkingTurns(Fields):
 class ClearThinking(Fields):
     """Which thinking is kept; what is older is left out. The default is Anthropic's."""
 
-    type: Annotated[Literal["clear_thinking_20251015"], told_as("is not offered by this server")]
+    type: Annotated[Literal["clear_thinking_20251015"], unsupported("is not offered here")]
     keep: Annotated[
         Literal["all"] | AllThinking | ThinkingTurns,
-        told_as('must be all or {"type": "thinking_turns", "value": at least 1}'),
+        fault('must be all or {"type": "thinking_turns", "value": at least 1}'),
     ] = ThinkingTurns(type="thinking_turns", value=1)
 
 
@@ -166,7 +166,7 @@ class CountTokensRequest(Fields):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
-    speed: Annotated[Literal["standard"] | None, told_as("only standard is offered")] = None
+    speed: Annotated[Literal["standard"] | None, unsupported("only standard is offered")] = None
     container: NotOffered = None
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 

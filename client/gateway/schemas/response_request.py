@@ -9,13 +9,21 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 from client.gateway.schemas.first_fault import ONE_BY_ONE
 from client.gateway.schemas.response_items import TYPE, Input
 from client.gateway.schemas.response_tools import Choice, Tool
-from client.gateway.schemas.sampling import Fields, No, RequestFields, Verbosity, Yes, told_as
+from client.gateway.schemas.sampling import (
+    Fields,
+    No,
+    RequestFields,
+    Verbosity,
+    Yes,
+    fault,
+    unsupported,
+)
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 _Included = Annotated[
     Literal["message.output_text.logprobs", "reasoning.encrypted_content"],
-    told_as(f"only {LOGPROBS} and {ENCRYPTED} are supported"),
+    unsupported(f"only {LOGPROBS} and {ENCRYPTED} are supported"),
 ]
 _Word = Annotated[str, Field(max_length=512)]
 
@@ -71,11 +79,11 @@ class Reasoning(Fields):
 class ResponseStreamOptions(Fields):
     """What a stream has beside its events."""
 
-    include_obfuscation: Annotated[No | None, told_as("not supported: events are not padded")] = (
-        None
-    )
+    include_obfuscation: Annotated[
+        No | None, unsupported("not supported: events are not padded")
+    ] = None
     # Load generators send it to each API: AIPerf does.
-    include_usage: Annotated[Yes | None, told_as("a stream always ends with its usage")] = None
+    include_usage: Annotated[Yes | None, fault("a stream always ends with its usage")] = None
 
 
 class ResponseRequest(RequestFields):
@@ -104,17 +112,17 @@ class ResponseRequest(RequestFields):
     store: bool | None = None
     previous_response_id: str | None = None
     truncation: Annotated[
-        Literal["disabled"] | None, told_as("only disabled is supported: nothing is cut")
+        Literal["disabled"] | None, unsupported("only disabled is supported: nothing is cut")
     ] = None
-    background: Annotated[No | None, told_as("background mode is not supported")] = None
+    background: Annotated[No | None, unsupported("background mode is not supported")] = None
     service_tier: Literal["auto", "default"] | None = None
     # vLLM's
     chat_template_kwargs: dict[str, Any] | None = None
     # Of the other routes alone.
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
-    n: Annotated[Literal[1] | None, told_as("a response is one answer")] = None
-    response_format: Annotated[None, told_as("is text.format here")] = None
-    prompt_logprobs: Annotated[None, told_as("a response has no place for them")] = None
+    n: Annotated[Literal[1] | None, fault("a response is one answer")] = None
+    response_format: Annotated[None, fault("is text.format here")] = None
+    prompt_logprobs: Annotated[None, fault("a response has no place for them")] = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -139,10 +147,10 @@ class RetrieveQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     stream: Annotated[
-        Literal["false"] | None, told_as("streaming of stored responses is not supported")
+        Literal["false"] | None, unsupported("streaming of stored responses is not supported")
     ] = None
     include_obfuscation: Annotated[
-        Literal["false"] | None, told_as("not supported: events are not padded")
+        Literal["false"] | None, unsupported("not supported: events are not padded")
     ] = None
     include: list[_Included] = Field(default=[], alias="include[]")  # all is there anyway
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -44,7 +43,6 @@ from client.gateway.schemas.limits import (
 )
 
 _NULL = {"type": "null"}
-_UNSUPPORTED = re.compile(r"\bsupported\b")
 
 
 class Fields(BaseModel):
@@ -88,28 +86,35 @@ class Fields(BaseModel):
         return made
 
 
-def told_as(text: str) -> WrapValidator:
-    """Return a validator that says `text` of all that a union of types does not take."""
+def fault(text: str, kind: str = "value_error") -> WrapValidator:
+    """Return a validator whose fault is `text` for all that a union of types does not take.
+
+    Args:
+        kind: pydantic's type of the fault; "unsupported" for what may be offered some day.
+    """
 
     def validate(value: Any, inner: Callable[[Any], Any]) -> Any:
         try:
             return inner(value)
         except ValidationError as error:
             raise ValidationError.from_exception_data(
-                error.title, [_fault(error, text, value)]
+                error.title, [_fault(error, text, kind, value)]
             ) from None
 
     return WrapValidator(validate)
 
 
-def _fault(error: ValidationError, text: str, value: Any) -> InitErrorDetails:
-    """Return `text` as the fault at the first place that no member of a union takes."""
-    places = [tuple(p for p in each["loc"] if isinstance(p, int)) for each in error.errors()]
-    place = max(places)
-    told = f"is wrong: the field {text}" if place else text
-    name = "unsupported" if _UNSUPPORTED.search(text) else "value_error"
-    kind = PydanticCustomError(name, "{text}", {"text": told})
-    return InitErrorDetails(type=kind, loc=place, input=value)
+def unsupported(text: str) -> WrapValidator:
+    """Return a validator for a field of which this server takes one value; as `fault`."""
+    return fault(text, "unsupported")
+
+
+def _fault(error: ValidationError, text: str, kind: str, value: Any) -> InitErrorDetails:
+    """Return `text` as the fault at the first element that no member of a union takes."""
+    element = max(tuple(p for p in each["loc"] if isinstance(p, int)) for each in error.errors())
+    whole = f"is wrong: the field {text}" if element else text
+    custom = PydanticCustomError(kind, "{text}", {"text": whole})
+    return InitErrorDetails(type=custom, loc=element, input=value)
 
 
 def _boolean(value: Any) -> Any:
@@ -123,23 +128,25 @@ Yes = Annotated[Literal[True], BeforeValidator(_boolean)]
 No = Annotated[Literal[False], BeforeValidator(_boolean)]
 
 Verbosity = Annotated[
-    Literal["medium"] | None, told_as("only medium is supported: models have no such control")
+    Literal["medium"] | None, unsupported("only medium is supported: models have no such control")
 ]
 NoTemplate = Annotated[
     None,
-    told_as("not supported: a template of the client's own may run for ever; the server's is used"),
+    unsupported(
+        "not supported: a template of the client's own may run for ever; the server's is used"
+    ),
 ]
 _FEW_WORDS = words(MAX_WORDS, MAX_WORD_CHARACTERS, MAX_WORDS_CHARACTERS)
-Words = Annotated[str | list[str], told_as("must be a string or a list of strings"), _FEW_WORDS]
+Words = Annotated[str | list[str], fault("must be a string or a list of strings"), _FEW_WORDS]
 
 Schema = Annotated[
     dict[str, Any] | str | bool,
-    told_as("must be a JSON schema, as an object or as its text"),
+    fault("must be a JSON schema, as an object or as its text"),
     AtMost(MAX_SCHEMA_CHARACTERS, "characters"),
 ]
 Processors = Annotated[
     list[str | dict[str, Any]],
-    told_as("must be a list of names, or of objects with name and args"),
+    fault("must be a list of names, or of objects with name and args"),
     AtMost(MAX_LOGITS_PROCESSORS, "processors"),
 ]
 
@@ -234,8 +241,8 @@ class RequestFields(SamplingFields):
     # vLLM's, as they are here.
     request_id: str | None = None
     guided_decoding_backend: str | None = None
-    return_token_ids: Annotated[No, told_as("not supported: ask for logprobs")] = False
-    detokenize: Annotated[Yes, told_as("not supported: output is always detokenised")] = True
+    return_token_ids: Annotated[No, unsupported("not supported: ask for logprobs")] = False
+    detokenize: Annotated[Yes, unsupported("not supported: output is always detokenised")] = True
 
     @property
     def include_usage(self) -> bool:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.config.engine_config import EngineConfig
 from engine.errors import (
+    CheckpointError,
     ConfigError,
     EngineDeadError,
     QueueFullError,
@@ -103,7 +104,7 @@ def test_stop_ends_requests_by_their_id(client: EngineClient) -> None:
 @pytest.mark.parametrize(
     ("model", "kind", "text"),
     [
-        ("broken", RequestError, "^model.safetensors: is missing$"),
+        ("broken", CheckpointError, "^model.safetensors: is missing$"),
         ("bug", TridentError, "ZeroDivisionError: oops"),
         ("crash", EngineDeadError, "status 7"),
     ],
