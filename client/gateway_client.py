@@ -1,4 +1,4 @@
-"""GatewayClient: questions to a gateway, over HTTP."""
+"""GatewayClient: requests to a gateway, over HTTP."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from http.client import BadStatusLine, HTTPException, HTTPResponse
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from client.client_protocol import CommonRequestOptions
 from client.connection import SSLOptions
 from client.errors import (
     ConfigurationError,
@@ -19,7 +20,6 @@ from client.errors import (
     UnavailableError,
     from_openai,
 )
-from client.front import Question
 from client.http_connection import HTTPAddress
 from client.protocol import Chunk, Health, Prompt, Section
 from client.retry import DEFAULT_RETRY, RetryPolicy
@@ -28,7 +28,7 @@ _USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 
 class GatewayClient:
-    """A `Front` over HTTP; each request has a connection of its own.
+    """A `ClientProtocol` over HTTP; each request has a connection of its own.
 
     Args:
         url: `http://host:port` or `https://host:port` of the gateway.
@@ -62,17 +62,17 @@ class GatewayClient:
         self._retry = retry
 
     def stream(
-        self, prompt: Prompt | None = None, **question: Unpack[Question]
+        self, prompt: Prompt | None = None, **options: Unpack[CommonRequestOptions]
     ) -> Generator[Chunk, None, None]:
         """Yield the answer piece by piece; as `TridentClient.stream`.
 
         Of messages `sections` tell what is reasoning.
         """
-        deadline = _Deadline(question.pop("timeout", None))
-        question.pop("return_sections", None)
-        body = {**self._model, **question, "stream": True, "stream_options": _USAGE}
+        deadline = _Deadline(options.pop("timeout", None))
+        options.pop("return_sections", None)
+        body = {**self._model, **options, "stream": True, "stream_options": _USAGE}
         path = "/v1/chat/completions"
-        if question.get("messages") is None:
+        if options.get("messages") is None:
             body["prompt"], path = prompt, "/v1/completions"
         delays = iter(()) if self._retry is None else self._retry.delays()
         while True:

@@ -7,12 +7,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from client.client_protocol import ClientProtocol, CommonRequestOptions
 from client.commands.answer import Answer
 from client.commands.connection_options import connect, with_options
 from client.commands.sampling_options import MaxTokens, System, Temperature, sampling_options
 from client.commands.standard_input import require_standard_input
 from client.errors import TridentClientError
-from client.front import Front, Question
 from client.protocol import Message
 
 _HELP = "Ctrl-C stops an answer, /reset starts over, /exit or Ctrl-D ends."
@@ -23,7 +23,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 @with_options(connect)
 def command(
-    client: Front,
+    client: ClientProtocol,
     system: System = "",
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -47,11 +47,11 @@ class Chat:
 
     def __init__(
         self,
-        client: Front,
+        client: ClientProtocol,
         console: Console,
         *,
         system: str = "",
-        sampling: Question,
+        sampling: CommonRequestOptions,
         read: Callable[[str], str] = input,
     ) -> None:
         self._client = client
@@ -92,7 +92,11 @@ class Chat:
     def _answer(self, question: str) -> None:
         messages = [*self._messages, {"role": "user", "content": question}]
         answer = Answer()
-        asked: Question = {**self._sampling, "messages": messages, "return_sections": True}
+        asked: CommonRequestOptions = {
+            **self._sampling,
+            "messages": messages,
+            "return_sections": True,
+        }
         try:
             with contextlib.closing(self._client.stream(**asked)) as chunks:
                 answer.print(chunks, self._console)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar, cast
 import typer
 
 from client.client import TridentClient
+from client.client_protocol import ClientProtocol
 from client.connection import SSLOptions
 from client.errors import ConfigurationError
-from client.front import Front
 from client.gateway_client import GatewayClient
 from client.http_connection import is_http
 from client.request import ENSEMBLE
@@ -146,7 +146,7 @@ def with_options(make: Callable[..., Any]) -> Callable[[Callable[..., T]], Calla
 
 
 @with_options(access)
-def connect(given: Access, url: Url = "localhost:8001", api_key: APIKey = "") -> Front:
+def connect(given: Access, url: Url = "localhost:8001", api_key: APIKey = "") -> ClientProtocol:
     """Return a client of the server or the gateway that the options name.
 
     Raises:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from client.client_protocol import ClientProtocol
 from client.commands.connection_options import connect, with_options
 from client.errors import QueueFullError, UnavailableError
-from client.front import Front
 from client.response import Collector
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -16,7 +16,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 @with_options(connect)
 def command(
-    client: Front,
+    client: ClientProtocol,
     generate: Annotated[
         bool, typer.Option("--generate", help="Generate a token, through all stages.")
     ] = False,
@@ -26,7 +26,7 @@ def command(
     typer.echo(check(client, generate=generate, timeout=timeout))
 
 
-def check(client: Front, *, generate: bool, timeout: float) -> str:
+def check(client: ClientProtocol, *, generate: bool, timeout: float) -> str:
     """Return one line on a server that is well.
 
     Args:
@@ -46,7 +46,7 @@ def check(client: Front, *, generate: bool, timeout: float) -> str:
     return line + _generated(client, deadline) if generate else line
 
 
-def _generated(client: Front, deadline: float) -> str:
+def _generated(client: ClientProtocol, deadline: float) -> str:
     started = time.monotonic()
     try:
         collector = Collector()

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from client.client_protocol import ClientProtocol
 from client.commands.answer import Answer
 from client.commands.connection_options import connect, with_options
 from client.commands.sampling_options import (
@@ -19,7 +20,6 @@ from client.commands.sampling_options import (
 )
 from client.commands.standard_input import require_standard_input
 from client.errors import InvalidRequestError
-from client.front import Front
 from client.protocol import Message
 
 _HEALTH_TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 @with_options(connect)
 def command(
-    client: Front,
+    client: ClientProtocol,
     prompt: Annotated[
         str | None,
         typer.Argument(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from client.front import Question
+from client.client_protocol import CommonRequestOptions
 
 System = Annotated[str, typer.Option(help="A system message to begin with.")]
 MaxTokens = Annotated[
@@ -27,9 +27,9 @@ def sampling_options(
     temperature: float | None,
     seed: int | None = None,
     stop: Sequence[str] | None = None,
-) -> Question:
+) -> CommonRequestOptions:
     """Return the options that were given; the server's defaults apply to the others."""
-    options = Question(max_tokens=max_tokens)
+    options = CommonRequestOptions(max_tokens=max_tokens)
     if temperature is not None:
         options["temperature"] = temperature
     if seed is not None:

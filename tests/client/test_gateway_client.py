@@ -1,4 +1,4 @@
-"""GatewayClient: what is about HTTP alone. (tests/client/test_cli_fronts.py has the rest.)"""
+"""GatewayClient: what is about HTTP alone. (tests/client/test_client_protocol.py has the rest.)"""
 
 from __future__ import annotations
 

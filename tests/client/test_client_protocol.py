@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from client import cli
 from client.client import TridentClient
+from client.client_protocol import ClientProtocol
 from client.commands.answer import Answer
 from client.commands.chat import Chat
 from client.errors import QueueFullError, UnavailableError
-from client.front import Front
 from client.gateway.settings import GatewaySettings
 from client.gateway_client import GatewayClient
 from client.retry import RetryPolicy
@@ -61,7 +61,7 @@ def gateway(asked: FakeTriton) -> Iterator[str]:
 
 @pytest.fixture
 def triton(asked: FakeTriton) -> FakeTriton:
-    """The server that is asked, over either front."""
+    """The server that is asked, over gRPC or HTTP."""
     fresh = FakeTriton(pieces=ANSWER, health=READY)
     for name in ("pieces", "first", "error_message", "health", "requests", "stopped", "cancelled"):
         setattr(asked, name, getattr(fresh, name))
@@ -74,11 +74,11 @@ def url(request: pytest.FixtureRequest, triton: FakeTriton, gateway: str) -> str
 
 
 @pytest.fixture
-def front(url: str) -> Iterator[Front]:
+def client(url: str) -> Iterator[ClientProtocol]:
     retry = RetryPolicy(attempts=3, first_delay_s=0.01)
     kind = GatewayClient if url.startswith("http") else TridentClient
-    with kind(url, retry=retry) as front:
-        yield front
+    with kind(url, retry=retry) as client:
+        yield client
 
 
 class TestRun:
@@ -148,17 +148,19 @@ class TestRun:
 
 
 class TestChat:
-    def _talk(self, front: Front, *lines: str) -> str:
+    def _talk(self, client: ClientProtocol, *lines: str) -> str:
         """Say `lines` and return what a terminal shows."""
         remaining = iter([*lines, "/exit"])
         output = io.StringIO()
         console = Console(file=output, force_terminal=True, no_color=True, width=200)
-        Chat(front, console, sampling={"max_tokens": 9}, read=lambda _: next(remaining)).run()
+        Chat(client, console, sampling={"max_tokens": 9}, read=lambda _: next(remaining)).run()
         return output.getvalue()
 
-    def test_the_reasoning_is_shown_and_remembered(self, triton: FakeTriton, front: Front) -> None:
+    def test_the_reasoning_is_shown_and_remembered(
+        self, triton: FakeTriton, client: ClientProtocol
+    ) -> None:
         triton.pieces = REASONED
-        shown = self._talk(front, "first", "second")
+        shown = self._talk(client, "first", "second")
         dim = re.sub(r"\x1b\[0m|\x1b\[2m", "", shown)
         assert dim.count("I have to think.\n\nHello [31myou.\n6 tokens, first after") == 2
         _, second = (json.loads(request["messages"]) for request in triton.requests)
@@ -172,9 +174,11 @@ class TestChat:
             {"role": "user", "content": "second"},
         ]
 
-    def test_a_failed_question_is_forgotten(self, triton: FakeTriton, front: Front) -> None:
+    def test_a_failed_question_is_forgotten(
+        self, triton: FakeTriton, client: ClientProtocol
+    ) -> None:
         triton.first = [fake_triton.Answer(error_message="messages: too long")]
-        shown = self._talk(front, "first", "second")
+        shown = self._talk(client, "first", "second")
         assert "messages: too long" in shown
         assert "first" not in triton.requests[-1]["messages"]
 
@@ -198,22 +202,22 @@ class TestHealth:
 
 
 class TestRetry:
-    def test_a_full_server_is_asked_again(self, triton: FakeTriton, front: Front) -> None:
+    def test_a_full_server_is_asked_again(self, triton: FakeTriton, client: ClientProtocol) -> None:
         triton.first = [fake_triton.Answer(error_message=FULL)] * 2
         answer = Answer()
-        answer.print(front.stream(messages=QUESTION, max_tokens=3), Console(file=io.StringIO()))
+        answer.print(client.stream(messages=QUESTION, max_tokens=3), Console(file=io.StringIO()))
         assert len(triton.requests) == 3
         assert answer.text == "Hello 🚀"
 
-    def test_not_for_ever(self, triton: FakeTriton, front: Front) -> None:
+    def test_not_for_ever(self, triton: FakeTriton, client: ClientProtocol) -> None:
         triton.pieces, triton.error_message = [], FULL
         with pytest.raises(QueueFullError, match="Maximum queue size of 3"):
-            list(front.stream("a", max_tokens=3))
+            list(client.stream("a", max_tokens=3))
         assert len(triton.requests) == 3
 
-    def test_no_answer_begins_twice(self, triton: FakeTriton, front: Front) -> None:
+    def test_no_answer_begins_twice(self, triton: FakeTriton, client: ClientProtocol) -> None:
         triton.pieces, triton.error_message = [Piece({0: "once"})], GONE
-        chunks = front.stream("a", max_tokens=3)
+        chunks = client.stream("a", max_tokens=3)
         assert next(chunks).text == "once"
         with pytest.raises(UnavailableError, match="the engine process has died"):
             list(chunks)

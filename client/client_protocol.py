@@ -1,4 +1,4 @@
-"""Front: what can be asked, over gRPC or over HTTP."""
+"""ClientProtocol: the client interface common to gRPC and HTTP."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol, Self, TypedDict, Unpack
 from client.protocol import Chunk, Health, Message, Prompt
 
 
-class Question(TypedDict, total=False):
-    """What fronts take beside a prompt; a part of `RequestOptions`."""
+class CommonRequestOptions(TypedDict, total=False):
+    """The part of `RequestOptions` that a gateway takes too."""
 
     messages: Sequence[Message] | None
     timeout: float | None
@@ -21,14 +21,14 @@ class Question(TypedDict, total=False):
     return_sections: bool
 
 
-class Front(Protocol):
+class ClientProtocol(Protocol):
     """A server that answers: `TridentClient` speaks with Triton, `GatewayClient` with a gateway.
 
     Both raise the same errors. A context manager.
     """
 
     def stream(
-        self, prompt: Prompt | None = None, **question: Unpack[Question]
+        self, prompt: Prompt | None = None, **options: Unpack[CommonRequestOptions]
     ) -> Generator[Chunk, None, None]:
         """Yield the answer piece by piece; as `TridentClient.stream`."""
         ...
