@@ -27,9 +27,9 @@ from engine.protocol.messages import (
 )
 from engine.service.channel import ChannelError
 from engine.service.stub.admission import Admission
+from engine.service.stub.delivery import Delivery
 from engine.service.stub.engine_process import MODULE, Death
 from engine.service.stub.request_log import log_end
-from engine.service.stub.senders import Senders
 from engine.service.stub.stream import NewRequest, RequestStream, ResponseSink, chunks_of
 from engine.service.stub.supervisor import Health, Supervisor
 from engine.service.stub.suspects import Suspects
@@ -89,7 +89,7 @@ class EngineClient:
         """
         self._config = config
         self._observer = observer
-        self._senders = Senders(self._on_answered)
+        self._delivery = Delivery(self._on_answered)
         self._suspects = Suspects()
         self._uids = itertools.count(1)
         self._send_lock = threading.Lock()  # what follows a request must not overtake it
@@ -101,7 +101,7 @@ class EngineClient:
         try:
             self._supervisor = Supervisor(config, self, on_progress, python=python, module=module)
         except TridentError:
-            self._senders.close()
+            self._delivery.close()
             raise
 
     @property
@@ -179,13 +179,13 @@ class EngineClient:
     def close(self) -> None:
         """End the process; requests in flight get an error. Repeatable."""
         self._supervisor.close()
-        self._senders.close()
+        self._delivery.close()
 
     # ---- in the supervisor's thread ---------------------------------------------------------
 
     def on_up(self, ready: Ready, *, is_restart: bool) -> None:
         """Take requests from now on."""
-        self._senders.pace.beside_cpu_engine = ready.computes_on_cpu
+        self._delivery.rate.beside_cpu_engine = ready.computes_on_cpu
         with self._lock:
             self._ready = ready
             self._admission = Admission(self._config, ready)
@@ -223,7 +223,7 @@ class EngineClient:
         self._lost = []
 
     def _take(self, outputs: Outputs) -> None:
-        """Give each row to its stream, and the streams to the senders all at once."""
+        """Give each row to its stream, and the streams to the delivery all at once."""
         due: dict[RequestStream, None] = {}
         for uid, chunk in chunks_of(outputs):
             stream = self._streams.get(uid)
@@ -236,7 +236,7 @@ class EngineClient:
                 if stream.error is None:
                     self._suspects.clear(stream.fingerprint)
                     self._supervisor.succeeded()
-        self._senders.put(due)
+        self._delivery.put(due)
 
     # ---- in any thread ----------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class EngineClient:
         """Answer with `error`; False if the request has ended already."""
         failed = stream.fail(error)
         if failed:
-            self._senders.put([stream])
+            self._delivery.put([stream])
         return failed
 
     def _end(self, uid: int, error: TridentError) -> None:

@@ -19,6 +19,7 @@ from engine.protocol.messages import Chunk, DetokenizerInput, OutputDetails, Res
 from engine.service.cancellation import CancelPoller
 from engine.service.link import EngineEnd
 from engine.service.outputs import chunk_tensors
+from engine.service.stub.delivery import AckWindow
 from engine.service.stub.engine_client import EngineClient
 from engine.service.stub.engine_inputs import (
     check_stop_id,
@@ -30,7 +31,6 @@ from engine.service.stub.request_log import log_refusal
 from engine.service.stub.sinks import ClientSink, EnsembleSink, send_error, send_response
 from engine.service.stub.stream import ResponseSink
 from engine.service.stub.unary_server import UnaryServer
-from engine.service.stub.window import Window
 from engine.service.tensors import InputReader, Tensors
 from engine.service.triton import Stage, input_tensors, request_id, request_parameters
 
@@ -46,7 +46,7 @@ class Responder:
             config, pb_utils.MetricFamily, model=stage.model, version=stage.version
         )
         self._client = EngineClient(config, self._metrics, stage.log.info)
-        self._window = Window()
+        self._window = AckWindow()
         self._link = EngineEnd(self._client.abort, self._client.fail, self._window.arrived)
         self._poller = CancelPoller(self._client.abort)
         self._unary = UnaryServer(self._client, stage.for_client, self._metrics.request_refused)

@@ -18,7 +18,7 @@ from engine.errors import RequestCancelledError, TridentError
 from engine.protocol.messages import Chunk, DetokenizerInput
 from engine.service.cancellation import check_interval_s
 from engine.service.outputs import Array
-from engine.service.stub.window import Window
+from engine.service.stub.delivery import AckWindow
 from engine.service.triton import FINAL, Stage, send
 
 TensorsOf = Callable[[list[Chunk]], dict[str, Array]]
@@ -39,7 +39,7 @@ class EnsembleSink:
         template: DetokenizerInput,
         tensors_of: TensorsOf,
         seal: Callable[[bytes], bytes],
-        window: Window,
+        window: AckWindow,
         num_in_flight: Callable[[], int],
     ) -> None:
         """Answer through `sender`.

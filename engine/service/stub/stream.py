@@ -155,7 +155,7 @@ class RequestStream:
 
     Attributes:
         next_due: `time.monotonic()` second before which no further response need be sent; the
-            senders' own.
+            delivery's own.
         answered: whether the last response has been sent, or is under way.
         error: what it was or will be answered with in place of its last outputs.
         abort_sent: whether the engine process has been told to end it; the client's own.

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.service.stub import window as module
-from engine.service.stub.window import Window
+from engine.service.stub import delivery
+from engine.service.stub.delivery import AckWindow
 
 
-def fill(window: Window) -> list[int]:
+def fill(window: AckWindow) -> list[int]:
     """Send until one more would wait; return the numbers that are to be told."""
-    return [number for _ in range(module._SIZE) if (number := window.enter())]
+    return [number for _ in range(delivery._WINDOW_SIZE) if (number := window.enter())]
 
 
 def test_messages_wait_for_room_until_the_arrival_of_one_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_LOST_S", 600)  # so that only what arrives makes room
-    window = Window()
+    monkeypatch.setattr(delivery, "_LOST_S", 600)  # so that only what arrives makes room
+    window = AckWindow()
     told = fill(window)
     entered = threading.Event()
 
@@ -39,22 +39,24 @@ def test_messages_wait_for_room_until_the_arrival_of_one_is_told(
 
 
 def test_where_nothing_is_told_a_window_of_messages_goes_in_each_interval() -> None:
-    window = Window()
+    window = AckWindow()
     fill(window)
     began = time.monotonic()
     fill(window)  # as if the detokenizer had been killed
-    assert module._LOST_S <= time.monotonic() - began < 10 * module._LOST_S
+    assert delivery._LOST_S <= time.monotonic() - began < 10 * delivery._LOST_S
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
 def test_no_news_lets_more_under_way_than_fit(news: list[int]) -> None:
-    window = Window()
+    window = AckWindow()
     for number in news:
         window.arrived(number)
         window.enter()
     window.arrived(2**64 - 1)
     began = time.monotonic()
-    with patch.object(module, "_LOST_S", 10.0):  # more than other programs keep this thread waiting
+    with patch.object(
+        delivery, "_LOST_S", 10.0
+    ):  # more than other programs keep this thread waiting
         fill(window)
-        assert time.monotonic() - began < module._LOST_S
+        assert time.monotonic() - began < delivery._LOST_S
     assert not window._has_room()

@@ -4,8 +4,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.service.stub.delivery import DeliveryQueue
 from engine.service.stub.stream import NewRequest, RequestStream
-from engine.service.stub.turn_queue import TurnQueue
 from tests.engine.service.stub.test_stream import Recorder
 
 
@@ -17,69 +17,69 @@ def new_stream() -> RequestStream:
 def test_each_stream_waits_once_and_is_taken_by_its_earliest_time(
     dues: list[tuple[int, int]],
 ) -> None:
-    turns, streams = TurnQueue(), [new_stream() for _ in range(5)]
+    queue, streams = DeliveryQueue(), [new_stream() for _ in range(5)]
     earliest: dict[int, int] = {}
     for which, due in dues:
-        turns.put([(streams[which], due)])
+        queue.put([(streams[which], due)])
         earliest[which] = min(due, earliest.get(which, due))
     taken = []
-    turns.close()
-    while batch := turns.take():
+    queue.close()
+    while batch := queue.take():
         taken += [streams.index(stream) for stream in batch]
-        turns.done(batch)
+        queue.done(batch)
     assert sorted(taken) == sorted(earliest)
     assert [earliest[which] for which in taken] == sorted(earliest.values())
 
 
 def test_what_is_put_while_a_sender_has_it_waits_again() -> None:
-    turns, stream = TurnQueue(), new_stream()
-    turns.put([(stream, 0.0)])
-    assert turns.take() == [stream]
-    turns.put([(stream, 0.0)])
-    turns.put([(stream, 5.0)])
-    turns.done([stream])
-    assert turns.take() == [stream]
-    turns.done([stream])
-    turns.close()
-    assert not turns.take()
+    queue, stream = DeliveryQueue(), new_stream()
+    queue.put([(stream, 0.0)])
+    assert queue.take() == [stream]
+    queue.put([(stream, 0.0)])
+    queue.put([(stream, 5.0)])
+    queue.done([stream])
+    assert queue.take() == [stream]
+    queue.done([stream])
+    queue.close()
+    assert not queue.take()
 
 
 def test_a_turn_comes_when_it_is_due_and_an_urgent_one_at_once() -> None:
-    turns, stream, other = TurnQueue(), new_stream(), new_stream()
+    queue, stream, other = DeliveryQueue(), new_stream(), new_stream()
     began = time.monotonic()
-    turns.put([(stream, began + 0.05)])
-    assert turns.take() == [stream]
+    queue.put([(stream, began + 0.05)])
+    assert queue.take() == [stream]
     assert time.monotonic() >= began + 0.05
-    turns.put([(other, time.monotonic() + 60)])
-    threading.Timer(0.05, turns.put, ([(other, 0.0)],)).start()
-    assert turns.take() == [other]
+    queue.put([(other, time.monotonic() + 60)])
+    threading.Timer(0.05, queue.put, ([(other, 0.0)],)).start()
+    assert queue.take() == [other]
     assert time.monotonic() < began + 30
 
 
 def test_what_is_due_together_is_taken_together_up_to_a_few() -> None:
-    turns, streams = TurnQueue(), [new_stream() for _ in range(11)]
-    turns.put((stream, 0.0) for stream in streams)
-    first, second = turns.take(), turns.take()
+    queue, streams = DeliveryQueue(), [new_stream() for _ in range(11)]
+    queue.put((stream, 0.0) for stream in streams)
+    first, second = queue.take(), queue.take()
     assert [*first, *second] == streams
     assert len(first) == 8
 
 
 def test_many_threads_lose_no_turn() -> None:
     """Each stream is put often, at once and for later; its last turn comes after its last put."""
-    turns, streams = TurnQueue(), [new_stream() for _ in range(20)]
+    queue, streams = DeliveryQueue(), [new_stream() for _ in range(20)]
     wanted = dict.fromkeys(streams, 0)
     seen = dict.fromkeys(streams, 0)
     holders: set[RequestStream] = set()
 
     def work() -> None:
-        while batch := turns.take():
+        while batch := queue.take():
             for stream in batch:
                 assert stream not in holders
                 holders.add(stream)
                 seen[stream] = wanted[stream]
             time.sleep(0)
             holders.difference_update(batch)
-            turns.done(batch)
+            queue.done(batch)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -88,12 +88,12 @@ def test_many_threads_lose_no_turn() -> None:
         for place, stream in enumerate(streams):
             wanted[stream] = number
             due = 0.0 if (number + place) % 3 else time.monotonic() + 0.001
-            turns.put([(stream, due)])
+            queue.put([(stream, due)])
     deadline = time.monotonic() + 30
     while seen != wanted:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    turns.close()
+    queue.close()
     for thread in threads:
         thread.join(5)
         assert not thread.is_alive()

@@ -3,7 +3,7 @@ import time
 
 from engine.errors import EngineDeadError, TridentError
 from engine.protocol.messages import Chunk
-from engine.service.stub.senders import Senders
+from engine.service.stub.delivery import Delivery
 from engine.service.stub.stream import NewRequest, RequestStream
 from tests.engine.service.stub.test_stream import Recorder, ids, out
 
@@ -14,18 +14,18 @@ def new_stream(sink: Recorder | None = None) -> RequestStream:
 
 def test_tokens_that_come_fast_share_responses_but_the_first_and_last_do_not_wait() -> None:
     sink = Recorder()
-    senders, stream = Senders(lambda stream: None), new_stream(sink)
+    delivery, stream = Delivery(lambda stream: None), new_stream(sink)
     stream.append(out(0, 0))
-    senders.put([stream])
+    delivery.put([stream])
     while not sink.responses:
         time.sleep(0.0001)
     stream.next_due = time.monotonic() + 60  # as if there were very many streams
     for token_id in range(1, 100):
         stream.append(out(0, token_id, finish="length" if token_id == 99 else None))
-        senders.put([stream])
+        delivery.put([stream])
     assert sink.ended.wait(60)
     assert [ids(chunks[0]) for chunks in sink.responses] == [[0], list(range(1, 100))]
-    senders.close()
+    delivery.close()
 
 
 def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> None:
@@ -34,20 +34,20 @@ def test_senders_keep_the_order_of_each_request_and_survive_a_broken_sink() -> N
             raise ValueError("the client has gone")
 
     answered: list[RequestStream] = []
-    senders = Senders(answered.append)
+    delivery = Delivery(answered.append)
     broken_sink = Broken()
     broken = RequestStream(1, NewRequest([1], {}), broken_sink)
     assert broken.append(out(0, 1))
-    senders.put([broken])
+    delivery.put([broken])
     sinks = [Recorder() for _ in range(20)]
     streams = [RequestStream(1, NewRequest([1], {}), sink) for sink in sinks]
     for position in range(50):
         for stream in streams:
             finish = "length" if position == 49 else None
             if stream.append(out(0, position, finish=finish)):
-                senders.put([stream])
+                delivery.put([stream])
     assert all(sink.ended.wait(60) for sink in sinks)
-    senders.close()
+    delivery.close()
     assert answered.count(broken) == 1
     assert isinstance(broken.error, TridentError)
     assert len(answered) == 21  # each once
@@ -66,13 +66,13 @@ def test_close_ends_a_request_whose_response_was_on_its_way() -> None:
             super().send(chunks, last=last)
 
     sink = Slow()
-    senders = Senders(lambda stream: None)
+    delivery = Delivery(lambda stream: None)
     stream = RequestStream(1, NewRequest([1], {}), sink)
     assert stream.append(out(0, 10))
-    senders.put([stream])
+    delivery.put([stream])
     assert sending.wait(60)
     stream.fail(EngineDeadError("gone"))
-    senders.put([stream])
+    delivery.put([stream])
     threading.Timer(0.1, go_on.set).start()
-    senders.close()
+    delivery.close()
     assert str(sink.error) == "gone"
