@@ -1,7 +1,7 @@
 """Runs in the engine stub, the Python process that Triton starts for the model `engine`.
 
-The way of a request in: `responder` reads it (`engine_inputs`), `engine_client` counts it in
-(`Admission`), refuses it if the engine died of it before (`PoisonRequestGuard`), and sends it to
+The way of a request in: `responder` reads it (`engine_inputs`), `engine_client` refuses it
+if the engine died of it before (`PoisonRequestGuard`), counts it in (`Admission`), and sends it to
 the process.
 
 The way of a token out, from the engine's loop to Triton's response sender:
@@ -19,6 +19,6 @@ The way of a token out, from the engine's loop to Triton's response sender:
 An error takes the same way as the outputs, so that it never overtakes them. When the last response
 has been sent, the sender thread calls `EngineClient` once more, which logs how the request ended.
 
-`supervisor` starts the engine process (`engine_process`), watches it (`watchdog`) and replaces it
-when it has died. `metrics` and `metric_board` publish what it reports.
+`supervisor` starts the engine process (`engine_process`), watches it (`Watchdog`) and replaces it
+when it has died. `metrics` publishes what it reports.
 """

@@ -26,13 +26,12 @@ from engine.protocol.messages import (
     Stats,
 )
 from engine.service.channel import ChannelError
-from engine.service.stub.admission import Admission
+from engine.service.stub.admission import Admission, PoisonRequestGuard
 from engine.service.stub.delivery import Delivery
 from engine.service.stub.engine_process import MODULE, Death
 from engine.service.stub.request_log import log_end
 from engine.service.stub.stream import NewRequest, RequestStream, ResponseSink, chunks_of
 from engine.service.stub.supervisor import Health, Supervisor
-from engine.service.stub.suspects import Suspects
 
 log = logging.getLogger("trident.client")
 
@@ -90,7 +89,7 @@ class EngineClient:
         self._config = config
         self._observer = observer
         self._delivery = Delivery(self._on_answered)
-        self._suspects = Suspects()
+        self._poison_guard = PoisonRequestGuard()
         self._uids = itertools.count(1)
         self._send_lock = threading.Lock()  # what follows a request must not overtake it
         self._lock = threading.Lock()  # of the three below, and of _admission
@@ -139,7 +138,7 @@ class EngineClient:
             QueueFullError: too many sequences or prompt tokens are unfinished.
             SuspectRequestError: the engine died of this request before.
         """
-        self._suspects.check(request.fingerprint)
+        self._poison_guard.check(request.fingerprint)
         with self._send_lock:  # uids reach the engine in order
             stream = self._register(request, make_sink)
             try:
@@ -219,7 +218,7 @@ class EngineClient:
         if self._lost:
             log.error("%d requests were lost", len(self._lost))
         if death.is_own_fault:
-            self._suspects.blame(stream.fingerprint for stream in self._lost)
+            self._poison_guard.blame(stream.fingerprint for stream in self._lost)
         self._lost = []
 
     def _take(self, outputs: Outputs) -> None:
@@ -234,7 +233,7 @@ class EngineClient:
             if chunk.details.finish_reason is not None and stream.finished:
                 self._pop(uid)
                 if stream.error is None:
-                    self._suspects.clear(stream.fingerprint)
+                    self._poison_guard.clear(stream.fingerprint)
                     self._supervisor.succeeded()
         self._delivery.put(due)
 

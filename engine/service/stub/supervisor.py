@@ -1,4 +1,4 @@
-"""Supervisor: keeps an engine process running."""
+"""Supervisor: keeps an engine process running, and kills one that hangs (`Watchdog`)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,59 @@ from engine.errors import EngineDeadError, TridentError
 from engine.protocol.messages import FromEngine, Ready, Shutdown, ToEngine
 from engine.restart_delay import RestartDelay
 from engine.service.stub.engine_process import Death, EngineProcess
-from engine.service.stub.watchdog import Watchdog
 
 log = logging.getLogger("trident.client")
+watchdog_log = logging.getLogger("trident.watchdog")
 
 State = Literal["starting", "ready", "restarting", "closed"]
 
 _CLOSE_TIMEOUT_S = 3.0
+_TICK_S = 0.5
+_LOADING_TIMEOUT_S = 120.0  # importing torch from a cold disk keeps every thread waiting
+
+
+class Watchdog:
+    """Kills the process when its heartbeats stop, or when one iteration of its loop takes too long.
+
+    An iteration is all between two waits for messages: handling messages, a step, statistics.
+    Silence is counted in ticks of this thread, so that a stub that was itself stopped, or starved
+    of processor time, does not kill the process.
+    """
+
+    def __init__(
+        self, config: EngineConfig, current_process: Callable[[], EngineProcess | None]
+    ) -> None:
+        """Watch whatever process `current_process` returns."""
+        self._heartbeat_timeout_s = config.heartbeat_timeout_s
+        self._step_timeout_s = config.step_timeout_s
+        self._current_process = current_process
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        last, silent_s = (0, 0), 0.0
+        while not self._stopped.wait(_TICK_S):
+            process = self._current_process()
+            if process is None or process.is_hung:
+                continue
+            now = (process.pid, process.num_heartbeats)
+            silent_s = silent_s + _TICK_S if now == last else 0.0
+            last = now
+            if why := self._complaint(process, silent_s):
+                watchdog_log.error("engine process %d %s: killing it", process.pid, why)
+                process.kill(why)
+
+    def _complaint(self, process: EngineProcess, silent_s: float) -> str:
+        timeout_s = self._heartbeat_timeout_s if process.is_ready else _LOADING_TIMEOUT_S
+        if silent_s > timeout_s:
+            return f"hung: it gave no sign of life for {silent_s:g} s"
+        if process.iteration_s > self._step_timeout_s:
+            return f"hung in a step of {process.iteration_s:.0f} s"
+        return ""
 
 
 class Health(msgspec.Struct, frozen=True):

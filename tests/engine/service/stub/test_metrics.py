@@ -14,8 +14,7 @@ from engine.config.engine_config import EngineConfig
 from engine.core.stats import HISTOGRAM_BOUNDS, Histogram
 from engine.errors import EngineDeadError, QueueFullError, RequestError
 from engine.protocol.messages import Ready, Stats
-from engine.service.stub.metric_board import MetricBoard
-from engine.service.stub.metrics import EngineMetrics, served_model_name
+from engine.service.stub.metrics import EngineMetrics, MetricBoard, served_model_name
 
 Key = tuple[str, frozenset[tuple[str, str]]]
 READY = Ready(512, 100, 200, 16, 3184, 64, "")

@@ -1,8 +1,8 @@
 import pytest
 
 from engine.errors import SuspectRequestError
+from engine.service.stub.admission import PoisonRequestGuard
 from engine.service.stub.stream import NewRequest
-from engine.service.stub.suspects import Suspects
 
 
 def request(*token_ids: int) -> bytes:
@@ -23,33 +23,33 @@ def test_a_request_is_known_by_its_prompt_and_its_sampling_parameters() -> None:
 
 def test_two_deaths_are_remembered_for_ten_minutes() -> None:
     now = 0.0
-    suspects = Suspects(lambda: now)
-    suspects.blame([request(1), request(2)])
-    suspects.check(request(1))
+    guard = PoisonRequestGuard(lambda: now)
+    guard.blame([request(1), request(2)])
+    guard.check(request(1))
     now = 500.0
-    suspects.blame([request(1)])
+    guard.blame([request(1)])
     with pytest.raises(SuspectRequestError, match="died each of the 2 times"):
-        suspects.check(request(1))
-    suspects.check(request(2))
-    suspects.check(request(3))
+        guard.check(request(1))
+    guard.check(request(2))
+    guard.check(request(3))
     now = 1099.0
     with pytest.raises(SuspectRequestError):
-        suspects.check(request(1))
+        guard.check(request(1))
     now = 1101.0
-    suspects.check(request(1))
+    guard.check(request(1))
 
 
 def test_a_request_that_finishes_is_cleared() -> None:
-    suspects = Suspects()
+    guard = PoisonRequestGuard()
     for _ in range(5):
-        suspects.blame([request(1)])
-        suspects.check(request(1))
-        suspects.clear(request(1))
+        guard.blame([request(1)])
+        guard.check(request(1))
+        guard.clear(request(1))
 
 
 def test_the_oldest_are_forgotten_first() -> None:
-    suspects = Suspects()
+    guard = PoisonRequestGuard()
     for _ in range(2):
-        suspects.blame([request(0)])
-    suspects.blame(request(1, number) for number in range(16_384))
-    suspects.check(request(0))
+        guard.blame([request(0)])
+    guard.blame(request(1, number) for number in range(16_384))
+    guard.check(request(0))
