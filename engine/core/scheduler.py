@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from bisect import insort
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Literal
 
@@ -17,10 +17,9 @@ from engine.core.constraints.sampling_constraints import SamplingConstraints
 from engine.core.drafts.drafter import Drafter
 from engine.core.drafts.proposer import Proposer
 from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
-from engine.core.queue.forks import Forks
 from engine.core.queue.prompt_admission import Admitted, PromptAdmission, Refused
-from engine.core.queue.rank import rank_by_priority, rank_fcfs
-from engine.core.queue.victims import Victims
+from engine.core.queue.rank import Rank, rank_by_priority, rank_fcfs
+from engine.core.queue.tenant_shares import TenantShares
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.schedule import Samples, Schedule
@@ -93,8 +92,8 @@ class Scheduler:
         )
         limits = max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
         self._drafter = Drafter(proposer, self.slots, kv_cache, self.waiting, *limits)
-        self._victims = Victims(self.rank, self.slots.shares)
-        self._forks = Forks(self.slots, kv_cache, self.waiting)
+        self._preemption = PreemptionPolicy(self.rank, self.slots.shares)
+        self._parallel_sampling = ParallelSampling(self.slots, kv_cache, self.waiting)
         self._beams = BeamScheduler(self.slots, kv_cache, self.waiting)
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -131,7 +130,7 @@ class Scheduler:
             self._preempt(self.running[-1])
             self._admit(step)
         assert self.running or not self.waiting, "a request that can never fit was let in"
-        self._forks.release()
+        self._parallel_sampling.release()
         if step.num_tokens:
             step.swap_out += [BlockCopy(block, host) for host, block in self._swap_out.items()]
             self._swap_out.clear()
@@ -186,7 +185,7 @@ class Scheduler:
                 self._run(request, answer, step)
             elif answer is Refused.PASSED_OVER:
                 num_passed_over += 1
-            elif self.running or not self._forks.reclaim():
+            elif self.running or not self._parallel_sampling.reclaim():
                 break
 
     def _run(self, request: Request, admitted: Admitted, step: ScheduleBuilder) -> None:
@@ -213,7 +212,7 @@ class Scheduler:
         self.kv_cache.prefix_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)
         self._running_slots = None
-        self._forks.add(request)
+        self._parallel_sampling.add(request)
         self._admission.runs(request)
 
     def _allocate_or_preempt(
@@ -222,8 +221,8 @@ class Scheduler:
         """Allocate blocks for the next tokens of a running request, or preempt it."""
         lengths = [len(table) for table in request.kv.tables]
         while (copies := self.kv_cache.allocate(request, num_tokens)) is None:
-            if not self._forks.reclaim():
-                self._preempt(self._victims.first(self.running, request))
+            if not self._parallel_sampling.reclaim():
+                self._preempt(self._preemption.first(self.running, request))
                 if request.slot is None:
                     return
         step.copies.extend(copies)
@@ -235,7 +234,7 @@ class Scheduler:
         head = self.waiting.head
         if head is None or (self.slots.free and not self._admission.lacks_blocks(head)):
             return
-        if (victim := self._victims.for_newcomer(head, self.running)) is not None:
+        if (victim := self._preemption.for_newcomer(head, self.running)) is not None:
             self._preempt(victim)
 
     def _preempt(self, victim: Request) -> None:
@@ -312,3 +311,90 @@ class Scheduler:
                 del self.unfinished[request.uid]
         if finished:
             self.running = [request for request in self.running if request.finish is None]
+
+
+class PreemptionPolicy:
+    """Chooses the running sequence to preempt when others need its slot or its blocks.
+
+    Of those of the lowest priority, it is the last in rank of the tenant with most: with one
+    tenant, the last of all.
+    """
+
+    def __init__(self, rank: Callable[[Request], Rank], shares: TenantShares) -> None:
+        """Choose by `rank`, whose first number is the priority, and by `shares`."""
+        self._rank = rank
+        self._num_running = shares.num_running
+
+    def first(self, running: Sequence[Request], wants: Request) -> Request:
+        """Return the sequence of `running`, in their order, to preempt so that `wants` gets blocks.
+
+        Never one before `wants`: it may have got blocks in the same step, which are copied into
+        before it.
+        """
+        place = bisect_left(running, self._rank(wants), key=self._rank)
+        return max(running[place:], key=self._key)
+
+    def for_newcomer(self, head: Request, running: Sequence[Request]) -> Request | None:
+        """Return the sequence to preempt for the next waiting one, `head`; None if there is none.
+
+        There is one only if the tenant of `head` has none running and another has several. One of
+        higher priority is never chosen, nor one for which others would have to wait, nor one that
+        was bypassed so often that it is overdue: it would be preempted again and again.
+        """
+        num_running = self._num_running
+        if num_running[head.tenant]:
+            return None
+        several = (
+            each
+            for each in running
+            if num_running[each.tenant] > 1 and not (each.is_awaited or each.is_overdue)
+        )
+        victim = max(several, key=self._key, default=None)
+        if victim is None or self._rank(victim)[0] < self._rank(head)[0]:
+            return None
+        return victim
+
+    def _key(self, request: Request) -> tuple[int, int, Rank]:
+        rank = self._rank(request)
+        return rank[0], self._num_running[request.tenant], rank
+
+
+class ParallelSampling:
+    """Lets the samples of a prompt (n > 1) share its blocks.
+
+    They wait, as forks, until the first of them has computed the prompt.
+    """
+
+    def __init__(
+        self, states: SlotStates, kv_cache: KVCacheManager, waiting: WaitingQueues
+    ) -> None:
+        """Queue them in `waiting`, when the sequence in `states` that has them is so far."""
+        self._states = states
+        self._kv_cache = kv_cache
+        self._waiting = waiting
+        self._parents: list[Request] = []  # running, with siblings that wait for their prompt's KV
+
+    def add(self, request: Request) -> None:
+        """Note that `request` runs."""
+        if request.forks:
+            self._parents.append(request)
+
+    def release(self) -> None:
+        """Queue the siblings of sequences whose prompt is computed, with its blocks."""
+        for parent in self._parents:
+            if parent.slot is not None and parent.num_computed_tokens >= parent.num_prompt_tokens:
+                for child in parent.forks:
+                    self._kv_cache.fork(parent, child)
+                    self._waiting.push(child)
+                self._states.share_tail(parent)
+                parent.forks = []
+        self._parents = [each for each in self._parents if each.forks and each.slot is not None]
+
+    def reclaim(self) -> bool:
+        """Free the blocks of the last waiting fork that has some; False if none has."""
+        if (fork := self._waiting.pop_last_fork()) is None:
+            return False
+        self._kv_cache.free(fork)
+        fork.num_computed_tokens = 0
+        self._waiting.push(fork)
+        return True

@@ -1,1 +1,1 @@
-"""What waits for a slot: in which order, when it may run, how much of it, and who gives way."""
+"""Waiting queues: their order and limits, admission and chunk sizes."""

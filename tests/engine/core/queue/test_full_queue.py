@@ -1,4 +1,4 @@
-"""A full queue: what the engine lets in, what it refuses, and who gives way."""
+"""A full queue: what the engine lets in, what it refuses, and who is evicted."""
 
 import pytest
 

@@ -221,7 +221,7 @@ def test_many_that_wait_for_one_prefix_are_in_no_others_way(
 def test_one_that_waits_for_a_long_prefix_is_looked_up_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.core.queue.awaited_prefixes._MAX_PLACES", 10)
+    monkeypatch.setattr("engine.core.queue.prompt_admission._MAX_PLACES", 10)
     scheduler = make_scheduler(num_blocks=100, long_prefill_token_threshold=8)
     lookups = count_lookups(scheduler, monkeypatch)
     oracle = PagedOracle(scheduler)

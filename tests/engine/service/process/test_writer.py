@@ -13,8 +13,8 @@ from engine.protocol.messages import FromEngine, Outputs, SequenceOutput, Starti
 from engine.protocol.step_outputs import StepOutputs
 from engine.service import channel
 from engine.service.channel import Channel
-from engine.service.process import writer as writer_module
-from engine.service.process.writer import Writer
+from engine.service.process import serve
+from engine.service.process.serve import Writer
 from tests.engine.service.stub.clients import wait_for
 
 
@@ -59,8 +59,8 @@ def test_outputs_of_fast_steps_share_a_frame_with_a_row_per_sequence(
     ends: tuple[Channel[FromEngine, ToEngine], Channel[ToEngine, FromEngine]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(writer_module, "_INTERVAL_PER_ROW_S", 3600.0)
-    monkeypatch.setattr(writer_module, "_MOST_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(serve, "_INTERVAL_PER_ROW_S", 3600.0)
+    monkeypatch.setattr(serve, "_MOST_INTERVAL_S", 3600.0)
     writing, reading = ends
     writer = Writer(writing)
     writer.put(StepOutputs.of([output(1, 1)]))
@@ -92,7 +92,7 @@ def test_outputs_go_out_before_put_returns(
     assert reading.receive() == Starting("a message of the thread")
     wait_for(lambda: writer._is_idle)
     for uid in range(3):
-        time.sleep(writer_module._INTERVAL_PER_ROW_S)
+        time.sleep(serve._INTERVAL_PER_ROW_S)
         before = num_unread(reading)
         writer.put(StepOutputs.of([output(uid, 1)]))
         assert num_unread(reading) > before
