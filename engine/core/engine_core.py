@@ -24,7 +24,7 @@ from engine.core.request_factory import RequestFactory
 from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
 from engine.core.stats import StatsRecorder
-from engine.core.token_reader import Advanced
+from engine.core.update_from_output import UpdateResult
 from engine.errors import RequestError, StepOutOfMemoryError, TridentError
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
@@ -232,12 +232,12 @@ class EngineCore:
                 if not launched:
                     self._grammars.wait(_MAX_IDLE_S)
                 return failures
-            advanced, num_tokens = self.scheduler.update(None), 0
+            result, num_tokens = self.scheduler.update(None), 0
         else:
             pending, num_tokens = due
-            advanced = self.scheduler.update(pending.wait())
-        self._recorder.stepped(num_tokens, advanced)
-        return StepOutputs.concatenated([failures, self._outputs_of(advanced)])
+            result = self.scheduler.update(pending.wait())
+        self._recorder.stepped(num_tokens, result)
+        return StepOutputs.concatenated([failures, self._outputs_of(result)])
 
     def _launch(self, schedule: Schedule) -> tuple[PendingStep, int]:
         """Launch a step; the host prepares the sampling while the forward pass runs."""
@@ -246,9 +246,9 @@ class EngineCore:
         return pending, schedule.total_num_tokens
 
     @nvtx_range("outputs")
-    def _outputs_of(self, advanced: Advanced) -> StepOutputs:
-        rows, others = self._outputs.build_rows(advanced.slots)
-        return StepOutputs.concatenated([rows, self._hand_out(others + advanced.examined)])
+    def _outputs_of(self, result: UpdateResult) -> StepOutputs:
+        rows, others = self._outputs.build_rows(result.slots)
+        return StepOutputs.concatenated([rows, self._hand_out(others + result.examined)])
 
     def _hand_out(self, requests: Iterable[Request]) -> StepOutputs:
         """Return the outputs of `requests`, and count those that have ended.

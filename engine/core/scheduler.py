@@ -25,7 +25,7 @@ from engine.core.request import Request
 from engine.core.schedule import Samples, Schedule
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import FREE, SlotStates
-from engine.core.token_reader import Advanced, TokenReader
+from engine.core.update_from_output import OutputUpdater, UpdateResult
 from engine.nvtx import nvtx_range
 from engine.text.byte_sets import ByteSets
 
@@ -79,7 +79,7 @@ class Scheduler:
         self.rank = rank_by_priority if policy == "priority" else rank_fcfs
         self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
         self.mask_workers = mask_workers or MaskWorkers()
-        self._reader = TokenReader(self.slots, kv_cache, token_bytes, self.mask_workers)
+        self._output_updater = OutputUpdater(self.slots, kv_cache, token_bytes, self.mask_workers)
         self.constraints = SamplingConstraints(vocab_size=len(token_bytes))
         self.waiting = WaitingQueues(self.rank, self.slots.shares)
         self._admission = PromptAdmission(
@@ -125,7 +125,7 @@ class Scheduler:
         # An admission right after a preemption would take the freed blocks again.
         if self._advance_running(step):
             self._admit(step)
-        while self.running and not (step.num_tokens or self._reader.is_busy):
+        while self.running and not (step.num_tokens or self._output_updater.is_busy):
             # All of them wait for sequences that do not fit beside them.
             self._preempt(self.running[-1])
             self._admit(step)
@@ -135,7 +135,7 @@ class Scheduler:
             step.swap_out += [BlockCopy(block, host) for host, block in self._swap_out.items()]
             self._swap_out.clear()
         schedule = self._drafter.launch(step.build())
-        return self._reader.launch(schedule) if schedule.num_rows else schedule
+        return self._output_updater.launch(schedule) if schedule.num_rows else schedule
 
     def _advance_running(self, step: ScheduleBuilder) -> bool:
         """Schedule the next tokens of the running sequences, all rows at once.
@@ -207,7 +207,7 @@ class Scheduler:
         slot = self.slots.assign(request)
         self.waiting.refresh(request.companions)
         self.constraints.add(slot, request)
-        self._reader.scorer.add(request)
+        self._output_updater.scorer.add(request)
         step.admit(request, admitted.num_tokens)
         self.kv_cache.prefix_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)
@@ -263,10 +263,10 @@ class Scheduler:
     @property
     def is_late(self) -> bool:
         """Whether a token waits for its grammar; its sequence is in no step until then."""
-        return self._reader.is_late
+        return self._output_updater.is_late
 
     @nvtx_range("update")
-    def update(self, samples: Samples | None) -> Advanced:
+    def update(self, samples: Samples | None) -> UpdateResult:
         """Read the tokens of the oldest step that has not been read; return who got one.
 
         Finished and failed requests are freed and removed from the queues.
@@ -274,17 +274,17 @@ class Scheduler:
         Args:
             samples: None: there is no such step, and tokens wait for their grammars (`is_late`).
         """
-        advanced = self._reader.read(samples)
-        self._beams.advance(advanced)
-        self._retire(advanced.finished)
-        return advanced
+        result = self._output_updater.update_from_output(samples)
+        self._beams.advance(result)
+        self._retire(result.finished)
+        return result
 
     def cancel(self, schedule: Schedule) -> set[int]:
         """Take back the newest schedule, of which an unknown part has been carried out.
 
         Returns the uids of its sequences, which must be aborted: their KV is lost.
         """
-        self._reader.cancel()
+        self._output_updater.cancel()
         lost = [self.slots.owner(slot) for slot in schedule.slots.tolist()]
         everyone = chain.from_iterable(each.values() for each in self.unfinished.values())
         self.kv_cache.lose(lost, schedule.swap_out[:, 1].tolist(), everyone)

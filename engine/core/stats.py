@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.core.token_reader import Advanced
+from engine.core.update_from_output import UpdateResult
 from engine.protocol.messages import HistogramDelta, Stats
 
 _LATENCY_BOUNDS = (
@@ -104,13 +104,13 @@ class StatsRecorder:
             request_params_max_tokens=first.max_tokens if asked is None else asked,
         )
 
-    def stepped(self, num_tokens: int, advanced: Advanced) -> None:
+    def stepped(self, num_tokens: int, result: UpdateResult) -> None:
         """Count a step that computed `num_tokens`, and the tokens that it gave.
 
         Without a step, 0, tokens are given that were late.
         """
-        num_tokens_out = len(advanced.token_gaps_s) + advanced.num_forced
-        for request in advanced.begun:
+        num_tokens_out = len(result.token_gaps_s) + result.num_forced
+        for request in result.begun:
             assert request.times.first_token is not None
             self._num_prompt_tokens += request.num_prompt_tokens
             if request.sampling_params.max_tokens != 0:  # else the token is dropped
@@ -118,13 +118,13 @@ class StatsRecorder:
                 wait_s = request.times.first_token - request.times.arrival
                 self._observe(time_to_first_token_seconds=wait_s)
         self._num_generation_tokens += num_tokens_out
-        if advanced.num_drafts:
+        if result.num_drafts:
             self._drafted.update(
-                num_drafts=advanced.num_drafts,
-                num_draft_tokens=advanced.num_draft_tokens,
-                num_accepted_tokens=advanced.num_accepted_tokens,
+                num_drafts=result.num_drafts,
+                num_draft_tokens=result.num_draft_tokens,
+                num_accepted_tokens=result.num_accepted_tokens,
             )
-        self._histograms["inter_token_latency_seconds"].observe_all(advanced.token_gaps_s)
+        self._histograms["inter_token_latency_seconds"].observe_all(result.token_gaps_s)
         if num_tokens:
             self._observe(iteration_tokens_total=num_tokens)
 

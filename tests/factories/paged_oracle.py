@@ -125,10 +125,10 @@ class PagedOracle:
         if not (schedule.num_rows or self.in_flight) and self.scheduler.is_late:
             finished += self.scheduler.update(None).finished
         while len(self.in_flight) > (self.num_ahead if schedule.num_rows else 0):
-            advanced = self.scheduler.update(self.in_flight.popleft())
-            finished += advanced.finished
+            result = self.scheduler.update(self.in_flight.popleft())
+            finished += result.finished
             # Each gap is since a token of the same sequence, or of the one that it continues.
-            assert (advanced.token_gaps_s <= time.monotonic() - self._start).all()
+            assert (result.token_gaps_s <= time.monotonic() - self._start).all()
         check_integrity(self.scheduler)
         return finished
 

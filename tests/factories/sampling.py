@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from engine.core.constraints.sampling_constraints import SamplingConstraints
-from engine.core.logprobs.sampled_logprobs import token_logprobs
 from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples
 from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
 from engine.core.slot_states import SlotStates
+from engine.core.update_from_output import token_logprobs
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import PendingStep
 from engine.execution.sampler import SamplePlan, Sampler

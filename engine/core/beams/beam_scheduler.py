@@ -10,7 +10,7 @@ from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import SlotStates
-from engine.core.token_reader import Advanced
+from engine.core.update_from_output import UpdateResult
 
 
 class BeamScheduler:
@@ -30,13 +30,13 @@ class BeamScheduler:
         self._waiting = waiting
         self._chosen: list[Beam] = []  # running, with a token that the device does not know
 
-    def advance(self, advanced: Advanced) -> None:
+    def advance(self, result: UpdateResult) -> None:
         """Choose tokens with the candidates that have just been found.
 
-        In place of all beams in `advanced.examined` come those that have something to hand out or
+        In place of all beams in `result.examined` come those that have something to hand out or
         have ended.
         """
-        found = [each for each in advanced.examined if isinstance(each, Beam)]
+        found = [each for each in result.examined if isinstance(each, Beam)]
         if not found:
             return
         for beam in found:
@@ -47,8 +47,8 @@ class BeamScheduler:
         for group in {beam.uid: beam.group for beam in found}.values():
             if all(beam.waits for beam in group.live):
                 changed += self._choose(group)
-        others = [each for each in advanced.examined if not isinstance(each, Beam)]
-        advanced.examined = others + changed
+        others = [each for each in result.examined if not isinstance(each, Beam)]
+        result.examined = others + changed
 
     def rewrite(self, step: ScheduleBuilder) -> None:
         """Tell the device what has been chosen for the running beams, which have rows in `step`."""

@@ -61,7 +61,7 @@ def test_step_late_masks_change_no_token(checkpoint: Path, is_ahead: bool) -> No
         fields = {"model": str(checkpoint), "dtype": "float32", "deterministic": True, **settings}
         core = EngineCore(EngineConfig.parse({**fields, "num_gpu_blocks_override": blocks}))
         workers = LateWorkers(is_late)
-        core.scheduler._reader._mask_workers = workers
+        core.scheduler._output_updater._mask_workers = workers
         for uid, each in enumerate(asked, start=1):
             params = {"max_tokens": 40, "temperature": 1.0, "seed": 3, **each}
             core.add_request(AddRequest(uid, pack_token_ids([5, 6, 7]), params, stream=False))

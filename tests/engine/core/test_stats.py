@@ -58,9 +58,9 @@ class Engine:
     def step(self) -> None:
         schedule = self.scheduler.schedule()
         num_tokens = schedule.total_num_tokens
-        advanced = self.scheduler.update(self.oracle.execute(schedule))
-        self.recorder.stepped(num_tokens, advanced)
-        for request in advanced.finished:
+        result = self.scheduler.update(self.oracle.execute(schedule))
+        self.recorder.stepped(num_tokens, result)
+        for request in result.finished:
             self.recorder.finished(request)
         self.num_computed += num_tokens
 

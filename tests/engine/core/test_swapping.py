@@ -123,8 +123,8 @@ def test_a_token_in_flight_is_drawn_again_after_a_preemption() -> None:
 
     oracle, request = preempted(frozenset([output[num_outputs]]))
     assert request.kv.host_tables
-    advanced = oracle.scheduler.update(oracle.in_flight.popleft())
-    assert request.uid not in [each.uid for each in advanced.examined]
+    result = oracle.scheduler.update(oracle.in_flight.popleft())
+    assert request.uid not in [each.uid for each in result.examined]
     assert request.num_output_tokens == num_outputs
     assert oracle.run().count(request) == 1
     assert request.finish_reason == "stop"

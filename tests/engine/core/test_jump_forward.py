@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.core.constraints import forced_tokens
+from engine.core import update_from_output
 from engine.core.request import Request
 
 
@@ -26,7 +26,7 @@ def test_the_rest_of_the_sequences_sample_when_a_step_has_no_time_left(
     monkeypatch.setattr(Request, "forced_tokens", counted)
     [usual] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
     num_usual = len(calls)
-    monkeypatch.setattr(forced_tokens, "_MAX_S", 0.0)
+    monkeypatch.setattr(update_from_output, "_MAX_FORCING_S", 0.0)
     [result] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
     assert len(calls) == num_usual  # none with no time at all
     assert result.outputs == usual.outputs

@@ -1,4 +1,4 @@
-"""TokenReader: brings the tokens that a step has sampled to their sequences."""
+"""OutputUpdater: updates the sequences with the tokens that a step has sampled."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.constraints.forced_tokens import TokenForcer
 from engine.core.constraints.mask_workers import Drawn, MaskWorkers
 from engine.core.kv.kv_cache_manager import KVCacheManager
-from engine.core.logprobs.prompt_scorer import PromptScorer
-from engine.core.logprobs.sampled_logprobs import token_logprobs
+from engine.core.logprobs.prompt_scores import PromptScores
+from engine.core.logprobs.scored_tokens import ScoredTokens
+from engine.core.ragged import ragged
 from engine.core.request import FinishReason, Request
-from engine.core.schedule import Samples, Schedule
+from engine.core.schedule import ForcedTokens, Samples, Schedule
 from engine.core.slot_states import SlotStates
+from engine.protocol.messages import TokenLogprobs
 from engine.text.byte_sets import ByteSets
 from kernels.step.sampling_columns import RUNNING, SKIPPED
 
 _MAX_WAIT_S = 0.005  # that arrivals may wait while nothing but grammars is to be waited for
 # By what the device says of a row: its sequence goes on, or why it has ended.
 _FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
+
+# So that no step waits long for others: tokens of one sequence, and the time of all sequences after
+# which the rest of them sample the next token instead, which costs a forward pass and is the same.
+_MAX_FORCED_TOKENS = 4096
+_MAX_FORCING_S = 0.05
 
 
 class _Rows(NamedTuple):
@@ -49,17 +55,17 @@ class _Rows(NamedTuple):
 
 
 @dataclass(slots=True)
-class Advanced:
+class UpdateResult:
     """The sequences that got a token from one step.
 
     Attributes:
-        slots: int32 [N], of those that go on and need no closer look.
-        examined: the others: ended, or watched by the host.
+        slots: int32 [N], of the sequences that neither finished nor need host checks.
+        examined: the others: finished, or checked by the host.
         begun: those that got their first token.
         token_gaps_s: float64 [M], of those with earlier tokens, the time since the last one.
         num_forced: tokens that came with these, without a step of their own.
-        num_drafts, num_draft_tokens, num_accepted_tokens: sequences with drafts in the step, these
-            drafts, and those of them that were drawn.
+        num_drafts: sequences with draft tokens in the step.
+        num_draft_tokens, num_accepted_tokens: draft tokens proposed and accepted.
     """
 
     slots: NDArray[np.int32]
@@ -72,11 +78,11 @@ class Advanced:
     num_accepted_tokens: int = 0
 
     @classmethod
-    def nobody(cls) -> Advanced:
-        """Return that of no sequences."""
+    def empty(cls) -> UpdateResult:
+        """Return the result of a step without sequences."""
         return cls(np.zeros(0, np.int32), [], [], np.zeros(0, np.float64))
 
-    def add_others(self, others: Advanced) -> None:
+    def add_others(self, others: UpdateResult) -> None:
         """Add sequences that are not among these."""
         self.slots = np.concatenate([self.slots, others.slots])
         self.examined += others.examined
@@ -84,7 +90,7 @@ class Advanced:
         self.token_gaps_s = np.concatenate([self.token_gaps_s, others.token_gaps_s])
         self.num_forced += others.num_forced
 
-    def add(self, drawn: Advanced | None, num_drafts: int) -> None:
+    def add(self, drawn: UpdateResult | None, num_drafts: int) -> None:
         """Add the tokens that were `drawn` behind `num_drafts` drafts, one or none of each."""
         self.num_drafts = max(self.num_drafts, num_drafts)  # each has a first one
         self.num_draft_tokens += num_drafts
@@ -112,14 +118,14 @@ class _Late:
     drawn: Drawn
 
 
-class TokenReader:
-    """Remembers whose rows are in flight: a slot may have another owner when they are read.
+class OutputUpdater:
+    """Takes sampled tokens to their sequences, also when a slot has another owner meanwhile.
 
     A token of a sequence with a grammar is read when the grammar has followed it, maybe some steps
     later: until then the sequence takes part in none, as its next token depends on that.
 
     Attributes:
-        scorer: does so for the prompts whose log-probabilities are found.
+        scorer: takes the log-probabilities of prompts.
     """
 
     def __init__(
@@ -139,7 +145,7 @@ class TokenReader:
         self._states = states
         self._kv_cache = kv_cache
         self.scorer = PromptScorer()
-        self._forcer = TokenForcer(states, vocab_size=len(token_bytes))
+        self._jump_forward = JumpForward(states, vocab_size=len(token_bytes))
         # Of each step, those that sample a token, then those behind the first drafts, and so on.
         self._in_flight: deque[list[_Rows]] = deque()
         self._mask_workers = mask_workers
@@ -164,7 +170,7 @@ class TokenReader:
         if is_embedded.any():
             rows = schedule.wants_token.nonzero()[0][is_embedded]
             schedule = replace(schedule, embedded=rows.astype(np.int32))
-        return self.scorer.launch(self._forcer.launch(schedule))
+        return self.scorer.launch(self._jump_forward.launch(schedule))
 
     def _drafted(self, schedule: Schedule) -> Iterator[_Rows]:
         """Yield the rows with a first draft, those with a second one, and so on."""
@@ -179,7 +185,7 @@ class TokenReader:
             self._states.num_unread_tokens[rows.slots] -= 1
         self.scorer.cancel()
 
-    def read(self, samples: Samples | None) -> Advanced:
+    def update_from_output(self, samples: Samples | None) -> UpdateResult:
         """Take the tokens of the oldest step in flight; those of sequences without slot are lost.
 
         These have ended, or were preempted: then the token is drawn again, from the same seed.
@@ -187,25 +193,25 @@ class TokenReader:
         Args:
             samples: None: no step is in flight; wait for a grammar.
         """
-        advanced, late = Advanced.nobody(), self._late
+        result, late = UpdateResult.empty(), self._late
         self._late = []
         if samples is None:
             self._mask_workers.wait_for_any(_MAX_WAIT_S)
         else:
             self.scorer.read(samples)  # before the first token, which goes out with what it finds
             first, *drafted = self._in_flight.popleft()
-            advanced = self._read(first, samples)
+            result = self._read(first, samples)
             for rows, drawn in zip_longest(drafted, samples.drafted):
-                self._take_drafted(rows, drawn, advanced)
+                self._take_drafted(rows, drawn, result)
         for each in late:
             is_owned = self._are_owned(each.row)
             if is_owned.any() and not each.drawn.is_ready:
                 self._late.append(each)
             elif is_owned.any():
-                advanced.add_others(self._take(each.row, each.sample, is_owned))
-        return advanced
+                result.add_others(self._take(each.row, each.sample, is_owned))
+        return result
 
-    def _read(self, rows: _Rows, samples: Samples) -> Advanced:
+    def _read(self, rows: _Rows, samples: Samples) -> UpdateResult:
         """Take the tokens of `rows`, but those that their grammars have not followed in time."""
         is_owned = self._are_owned(rows)
         drawn = self._drawn(rows, samples, is_owned)
@@ -215,14 +221,14 @@ class TokenReader:
         follows = np.zeros_like(is_owned)
         follows[[*drawn]] = True
         # While the grammars follow theirs.
-        advanced = self._take(rows, samples, is_owned & ~follows)
+        result = self._take(rows, samples, is_owned & ~follows)
         self._mask_workers.wait()
         for place, each in drawn.items():
             if not each.is_ready:
                 follows[place] = False
                 self._late.append(_Late(rows.one(place), samples.row(place), each))
-        advanced.add_others(self._take(rows, samples, follows))
-        return advanced
+        result.add_others(self._take(rows, samples, follows))
+        return result
 
     def _drawn(
         self, rows: _Rows, samples: Samples, is_owned: NDArray[np.bool_]
@@ -243,8 +249,8 @@ class TokenReader:
         owned: NDArray[np.bool_] = self._states.serial[rows.slots] == rows.serials
         return owned
 
-    def _take_drafted(self, rows: _Rows, samples: Samples | None, advanced: Advanced) -> None:
-        """Take the tokens behind drafts that were drawn, and add them to `advanced`.
+    def _take_drafted(self, rows: _Rows, samples: Samples | None, result: UpdateResult) -> None:
+        """Take the tokens behind drafts that were drawn, and add them to `result`.
 
         What was computed for the other drafts is void, and for those after the end of a sequence.
 
@@ -265,9 +271,9 @@ class TokenReader:
         for slot in rows.slots[is_drawn].tolist():
             states.owner(slot).num_accepted_draft_tokens += 1
         drawn = None if samples is None else self._take(rows, samples, is_drawn)
-        advanced.add(drawn, len(rows.slots))
+        result.add(drawn, len(rows.slots))
 
-    def _take(self, rows: _Rows, samples: Samples, is_owned: NDArray[np.bool_]) -> Advanced:
+    def _take(self, rows: _Rows, samples: Samples, is_owned: NDArray[np.bool_]) -> UpdateResult:
         """Take the tokens of those `rows` whose sequences own them."""
         now, states = time.monotonic(), self._states
         slots, _, is_embedded = rows
@@ -307,13 +313,13 @@ class TokenReader:
             reason = _FINISH_REASONS[ended[i]]
             request.examine(int(token_ids[i]), reason)
             if request.takes_forced_tokens:
-                num_forced += self._forcer.append(request)
+                num_forced += self._jump_forward.append(request)
             if request.thinking is not None:
                 states.host_chooses[slots[i]] = request.host_chooses
             if request.output.stop_checker is not None:
                 states.watched_bytes[slots[i]] = request.output.stop_checker.watch
             examined.append(request)
-        return Advanced(slots[~is_examined], examined, begun, gaps, num_forced)
+        return UpdateResult(slots[~is_examined], examined, begun, gaps, num_forced)
 
     def _commit(self, slots: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
         """Enter the blocks in the prefix cache that are full with the tokens known so far."""
@@ -321,3 +327,158 @@ class TokenReader:
             is_full = num_tokens % self._kv_cache.block_size == 0
             for i in is_full.nonzero()[0].tolist():
                 self._kv_cache.prefix_cache.commit(self._states.owner(slots[i]), int(num_tokens[i]))
+
+
+class JumpForward:
+    """Appends the tokens that grammars leave no choice about, without a forward pass for each.
+
+    The next step computes them together, as a chunk of a prompt.
+    """
+
+    def __init__(self, states: SlotStates, *, vocab_size: int) -> None:
+        """Append tokens to the sequences in `states`, with `vocab_size` logits per token."""
+        self._states = states
+        self._vocab_size = vocab_size
+        self._spent_s = 0.0  # in this step
+        # By slot: its serial, and the number of tokens that the device knows.
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def append(self, request: Request) -> int:
+        """Append what must follow the newest token of a running sequence; return how much.
+
+        The sequence may end with it, or with an error of the grammar.
+        """
+        start, slot = request.num_tokens, request.slot
+        assert slot is not None
+        if request.finish is None and self._spent_s < _MAX_FORCING_S:
+            began = time.monotonic()
+            for token_id in request.forced_tokens()[:_MAX_FORCED_TOKENS]:
+                if token_id >= self._vocab_size:
+                    break  # the model cannot go on: that is found when it should
+                request.force(token_id)
+                if request.finish is not None:
+                    break
+            self._spent_s += time.monotonic() - began
+        num_forced = request.num_tokens - start
+        if num_forced and request.finish is None:
+            self._known[slot] = int(self._states.serial[slot]), start
+        return num_forced
+
+    def launch(self, schedule: Schedule) -> Schedule:
+        """Return the next step with the tokens that were appended since the one before."""
+        self._spent_s = 0.0
+        if not self._known:
+            return schedule
+        states = self._states
+        known = {
+            slot: start
+            for slot, (serial, start) in self._known.items()
+            if states.serial[slot] == serial  # else it ended, or is admitted with all its tokens
+        }
+        self._known = {}
+        if not known:
+            return schedule
+        forced = ForcedTokens(
+            slots=np.array([*known], dtype=np.int32),
+            starts=np.array([*known.values()], dtype=np.int32),
+            token_ids=ragged(
+                [
+                    states.token_ids[slot, start : states.num_tokens[slot]]
+                    for slot, start in known.items()
+                ]
+            ),
+        )
+        return replace(schedule, forced=forced)
+
+
+def token_logprobs(samples: Samples) -> dict[int, TokenLogprobs]:
+    """Return the log-probabilities of sampled tokens, by row of `samples`, of those that ask."""
+    found = samples.logprobs
+    if found is None:
+        return {}
+    columns = zip(
+        found.rows.tolist(),
+        samples.token_ids[found.rows].tolist(),
+        found.logprobs.tolist(),
+        found.ranks.tolist(),
+        found.num_top.tolist(),
+        found.top_token_ids.tolist(),
+        found.top_logprobs.tolist(),
+        strict=True,
+    )
+    return {
+        row: TokenLogprobs(
+            token_ids=[token_id, *top_ids[:num_top]],
+            logprobs=[logprob, *top_logprobs[:num_top]],
+            ranks=[rank, *range(1, num_top + 1)],
+        )
+        for row, token_id, logprob, rank, num_top, top_ids, top_logprobs in columns
+    }
+
+
+class PromptScorer:
+    """Finds the log-probabilities of prompts in the steps that compute them.
+
+    Each token is scored once, however the steps of its prompt are cut.
+
+    What a step in flight scores is delivered even if its sequence is preempted meanwhile: then the
+    tokens are computed again, but not scored.
+    """
+
+    def __init__(self) -> None:
+        """Begin without sequences and steps."""
+        self._running: dict[int, tuple[Request, PromptScores]] = {}  # by slot, with tokens to score
+        # Of each step in flight, whose tokens it scores, and how many of each.
+        self._in_flight: deque[list[tuple[PromptScores, int]]] = deque()
+
+    def add(self, request: Request) -> None:
+        """Note that `request` has got a slot."""
+        scores = request.prompt_scores
+        if scores is not None and not scores.is_scheduled:
+            assert request.slot is not None
+            self._running[request.slot] = request, scores
+
+    def launch(self, schedule: Schedule) -> Schedule:
+        """Return the next step with the tokens that it scores, and note that it will be read."""
+        taken: list[tuple[PromptScores, int]] = []
+        self._in_flight.append(taken)
+        if self._running:  # those that have given up their slots are forgotten
+            self._running = {s: each for s, each in self._running.items() if each[0].slot == s}
+        if not self._running:
+            return schedule
+        places, token_ids = [], []
+        row_ends = np.cumsum(schedule.num_tokens)
+        for row in np.flatnonzero(np.isin(schedule.slots, list(self._running))).tolist():
+            slot, num_tokens = int(schedule.slots[row]), int(schedule.num_tokens[row])
+            request, scores = self._running[slot]
+            end = request.num_prompt_tokens + int(schedule.num_output_tokens[row])
+            start, stop = scores.num_scheduled, min(end, scores.num_tokens)
+            assert end - num_tokens <= start, "a token would not be scored"
+            if start >= stop:
+                continue  # computed again
+            places.append(np.arange(start, stop) + (row_ends[row] - end))
+            token_ids.append(request.token_ids[start + 1 : stop + 1])
+            taken.append((scores, stop - start))
+            scores.num_scheduled = stop
+            if scores.is_scheduled:
+                del self._running[slot]
+        if not taken:
+            return schedule
+        scored = ScoredTokens(
+            places=np.concatenate(places).astype(np.int32),
+            token_ids=np.concatenate(token_ids),
+            num_top=max(scores.num_top for scores, _ in taken),
+        )
+        return replace(schedule, scored=scored)
+
+    def cancel(self) -> None:
+        """Forget the newest step, whose sequences must be aborted."""
+        self._in_flight.pop()
+
+    def read(self, samples: Samples) -> None:
+        """Take what the oldest step in flight has found."""
+        start = 0
+        for scores, count in self._in_flight.popleft():
+            assert samples.prompt_logprobs is not None
+            scores.append(samples.prompt_logprobs, start, start + count)
+            start += count
