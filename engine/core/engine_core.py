@@ -14,7 +14,6 @@ from engine.config.engine_config import EngineConfig
 from engine.core.constraints.grammar_queue import GrammarQueue
 from engine.core.constraints.processors import load_processors
 from engine.core.deadlines import Deadlines
-from engine.core.drafts.ngram import NgramProposer
 from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
@@ -23,6 +22,7 @@ from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.schedule import Schedule
 from engine.core.scheduler import Scheduler
+from engine.core.spec_decode.proposer import NgramProposer
 from engine.core.stats import StatsRecorder
 from engine.core.update_from_output import UpdateResult
 from engine.errors import RequestError, StepOutOfMemoryError, TridentError

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.drafts.draft_tokens import DraftTokens
 from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.core.ragged import Int32s, Ragged
+from engine.core.spec_decode.draft_tokens import DraftTokens
 from kernels.step.sampling_columns import SamplingColumns
 
 Float32s = NDArray[np.float32]

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from engine.core.beams.beam_scheduler import BeamScheduler
 from engine.core.constraints.mask_workers import MaskWorkers
 from engine.core.constraints.sampling_constraints import SamplingConstraints
-from engine.core.drafts.drafter import Drafter
-from engine.core.drafts.proposer import Proposer
 from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.queue.prompt_admission import Admitted, PromptAdmission, Refused
 from engine.core.queue.rank import Rank, rank_by_priority, rank_fcfs
@@ -25,6 +23,7 @@ from engine.core.request import Request
 from engine.core.schedule import Samples, Schedule
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import FREE, SlotStates
+from engine.core.spec_decode.proposer import Proposer, SpecDecode
 from engine.core.update_from_output import OutputUpdater, UpdateResult
 from engine.nvtx import nvtx_range
 from engine.text.byte_sets import ByteSets
@@ -91,7 +90,7 @@ class Scheduler:
             long_prefill_token_threshold=long_prefill_token_threshold,
         )
         limits = max_num_batched_tokens, long_prefill_token_threshold or max_num_batched_tokens
-        self._drafter = Drafter(proposer, self.slots, kv_cache, self.waiting, *limits)
+        self._spec_decode = SpecDecode(proposer, self.slots, kv_cache, self.waiting, *limits)
         self._preemption = PreemptionPolicy(self.rank, self.slots.shares)
         self._parallel_sampling = ParallelSampling(self.slots, kv_cache, self.waiting)
         self._beams = BeamScheduler(self.slots, kv_cache, self.waiting)
@@ -134,7 +133,7 @@ class Scheduler:
         if step.num_tokens:
             step.swap_out += [BlockCopy(block, host) for host, block in self._swap_out.items()]
             self._swap_out.clear()
-        schedule = self._drafter.launch(step.build())
+        schedule = self._spec_decode.launch(step.build())
         return self._output_updater.launch(schedule) if schedule.num_rows else schedule
 
     def _advance_running(self, step: ScheduleBuilder) -> bool:
@@ -148,7 +147,7 @@ class Scheduler:
             self._running_slots = np.array([each.slot for each in self.running], dtype=np.int32)
         slots, num_left = states.ready(self._running_slots)
         num_new = self._admission.chunks(num_left)
-        num_new += (num_drafts := self._drafter.draft(slots, num_new))
+        num_new += (num_drafts := self._spec_decode.draft(slots, num_new))
         needs_block = states.num_computed_tokens[slots] + num_new > states.capacity[slots]
         for place in needs_block.nonzero()[0].tolist():
             # The last ones of the step may have been preempted for those before them.

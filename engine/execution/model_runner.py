@@ -14,7 +14,6 @@ from engine.core.schedule import SamplingBatch, Schedule
 from engine.execution.attention.backend import AttentionBackend
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Download, Downloads
-from engine.execution.drafts import DraftedSteps
 from engine.execution.expert_counts import ExpertCounts
 from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes, run_padding
 from engine.execution.graphs.graph_sizes import GraphSizes
@@ -31,6 +30,7 @@ from engine.execution.pending_step import ForwardResults, PendingStep, PromptRes
 from engine.execution.prompt_logprobs import score_tokens
 from engine.execution.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
+from engine.execution.spec_decode import DraftedSteps
 from engine.execution.warm_up import warm_up_sampling, warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.models.batch import Batch

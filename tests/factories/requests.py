@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from engine.core.constraints.mask_workers import MaskWorkers
-from engine.core.drafts.proposer import Proposer
 from engine.core.kv.group_windows import GroupWindows
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.kv.tables import num_places
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.core.spec_decode.proposer import Proposer
 from engine.request.sampling_params import SamplingParams
 from engine.text.byte_sets import ALL_BYTES
 from engine.text.stop.checker import StopMatch

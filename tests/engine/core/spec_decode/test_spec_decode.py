@@ -11,7 +11,7 @@ from engine import LLM, SamplingParams
 from engine.errors import ConfigError, UnsupportedError
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
-from tests.engine.test_drafts import NGRAM, REPEATED, SETTINGS
+from tests.engine.test_spec_decode import NGRAM, REPEATED, SETTINGS
 
 
 @pytest.mark.parametrize(

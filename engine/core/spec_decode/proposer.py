@@ -1,4 +1,4 @@
-"""Drafter: has steps compute guesses of the next tokens, drafts, behind the last known ones.
+"""Speculative decoding: draft tokens, proposed behind the last known ones of a sequence.
 
 A step draws a token behind each of them. As long as that is the next draft, it is the token that a
 step of its own would have drawn, from the same logits and random numbers: so drafts change when
@@ -8,18 +8,20 @@ tokens come, and never which.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.drafts.draft_tokens import DraftTokens
-from engine.core.drafts.proposer import Proposer
+from engine.config.speculative_config import SpeculativeConfig
 from engine.core.kv.group_windows import blocks_for
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.ragged import ragged
+from engine.core.request import Request
 from engine.core.schedule import Schedule
 from engine.core.slot_states import SlotStates
+from engine.core.spec_decode.draft_tokens import DraftTokens
 
 # A step of so many tokens takes a CPU hardly longer than one of a single token: both read all
 # weights. Above, a draft that is not drawn costs as much as a token.
@@ -28,8 +30,69 @@ _FREE_TOKENS = 12
 _NOTHING = np.zeros(0, dtype=np.int32)
 
 
-class Drafter:
-    """Drafts for the running sequences, while a step has room for tokens that cost nothing."""
+class Proposer(Protocol):
+    """Guesses tokens; how good they are decides how fast tokens come, never which.
+
+    Attributes:
+        max_tokens: guesses for one sequence in a step at most.
+    """
+
+    max_tokens: int
+
+    def propose(self, request: Request, num_tokens: int) -> NDArray[np.int32]:
+        """Return up to `num_tokens` tokens that may follow those of a running sequence."""
+
+
+class NgramProposer:
+    """Proposes what followed the latest match of the last tokens (prompt lookup).
+
+    It finds copies and repetitions in the prompt and the output.
+
+    Attributes:
+        max_tokens: as of `Proposer`.
+    """
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        """Look up as many tokens as `config` says."""
+        self.max_tokens = config.num_speculative_tokens
+        self._least, self._most = config.lookup_lengths
+
+    @classmethod
+    def of(cls, config: SpeculativeConfig | None) -> NgramProposer | None:
+        """Return the proposer that `config` asks for; None: none."""
+        return None if config is None else cls(config)
+
+    def propose(self, request: Request, num_tokens: int) -> NDArray[np.int32]:
+        """Return `num_tokens` guesses, or none."""
+        return followers(request.token_ids, num_tokens, least=self._least, most=self._most)
+
+
+def followers(
+    token_ids: NDArray[np.int32], num_tokens: int, *, least: int, most: int
+) -> NDArray[np.int32]:
+    """Return `num_tokens` tokens that followed the end of `token_ids` earlier on, or none.
+
+    The longest suffix of `least` to `most` tokens that occurred earlier is matched; its latest
+    occurrence counts. If the match overlaps the end, the tokens that follow it repeat.
+    """
+    end = len(token_ids)
+    places = np.flatnonzero(token_ids[:-1] == token_ids[-1])  # of the last token, earlier on
+    length = min(len(places), 1)
+    while 0 < length < most:
+        longer = places[places >= length]
+        longer = longer[token_ids[longer - length] == token_ids[end - 1 - length]]
+        if not len(longer):
+            break
+        places, length = longer, length + 1
+    if length < least:
+        return token_ids[:0]
+    start = int(places[-1]) + 1
+    found: NDArray[np.int32] = token_ids[start + np.arange(num_tokens) % (end - start)]
+    return found
+
+
+class SpecDecode:
+    """Proposes for the running sequences, while a step has room for tokens that cost nothing."""
 
     def __init__(
         self,

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.drafts.draft_tokens import DraftTokens
 from engine.core.ragged import Int32s
 from engine.core.schedule import (
     SamplingBatch,
     Schedule,
     num_sampled_rows,
 )
+from engine.core.spec_decode.draft_tokens import DraftTokens
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import NO_PROMPTS, ForwardResults, PendingStep
 from engine.execution.sampler import Sampler

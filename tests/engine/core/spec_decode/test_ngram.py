@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.drafts.ngram import followers
+from engine.core.spec_decode.proposer import followers
 
 
 def found(text: str, num_tokens: int = 4, least: int = 2, most: int = 4) -> str:
