@@ -29,7 +29,7 @@ from engine.errors import RequestError, StepOutOfMemoryError, TridentError
 from engine.execution.loading import load_model
 from engine.execution.pending_step import PendingStep
 from engine.logits_processors import ProcessorContext
-from engine.models.pooling import purpose_of
+from engine.models.pooling import task_of
 from engine.models.registry import read_model_spec
 from engine.nvtx import nvtx_range
 from engine.protocol.messages import (
@@ -72,7 +72,7 @@ class EngineCore:
         """
         checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
         model_spec = read_model_spec(checkpoint, config.hf_overrides)
-        purpose = purpose_of(checkpoint, model_spec.architecture)
+        task = task_of(checkpoint, model_spec.architecture)
         self.tokenizer = load_tokenizer(config, checkpoint)
         self.generation_defaults = GenerationDefaults.from_checkpoint(
             checkpoint, self.tokenizer, model_spec.vocab_size, config
@@ -136,7 +136,7 @@ class EngineCore:
             min_priority=config.min_priority,
             draw_seed=(lambda: config.seed) if config.deterministic else draw_seed,
             processors=processors,
-            purpose=purpose,
+            task=task,
         )
         self.ready = Ready(
             max_model_len=plan.max_model_len,
@@ -145,7 +145,7 @@ class EngineCore:
             block_size=plan.block_size,
             kv_cache_tokens=plan.num_tokens,
             max_num_seqs=loaded.config.max_num_seqs,
-            description=loaded.description + ("" if purpose.generates else FOR_EMBEDDINGS),
+            description=loaded.description + ("" if task.generates else FOR_EMBEDDINGS),
             computes_on_cpu=self.config.device == "cpu",
             tool_call_parser=tool_call_parser(self.tokenizer, config.tool_call_parser),
             has_reasoning=self.section_format.has_reasoning,

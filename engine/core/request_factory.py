@@ -15,7 +15,7 @@ from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.request import Request
 from engine.errors import RequestError, UnsupportedError
 from engine.logits_processors import LogitsProcessor
-from engine.models.pooling import BOTH, Purpose
+from engine.models.pooling import BOTH, Task
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import TokenIds, unpack_token_ids
 from engine.request.sampling_params import SamplingParams
@@ -58,13 +58,13 @@ class RequestFactory:
         draw_seed: Callable[[], int],
         min_priority: int | None = None,
         processors: Mapping[str, LogitsProcessor] = {},
-        purpose: Purpose = BOTH,
+        task: Task = BOTH,
     ) -> None:
         """Build requests for one model.
 
         `draw_seed` returns a seed for a request without one; `processors` are those installed.
         """
-        self._task = purpose
+        self._task = task
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
         self._section_format = section_format

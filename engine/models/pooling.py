@@ -1,4 +1,4 @@
-"""What a checkpoint is for, and how sentence-transformers makes an embedding of hidden states.
+"""The task of a checkpoint, to generate or to embed, and how sentence-transformers makes an embedding of hidden states.
 
 Trident takes the state of the last token, scaled to the length 1; so do most models with causal
 attention that are made for embeddings, and all others where nothing is said.
@@ -20,8 +20,8 @@ _MODE = "pooling_mode_"  # older files have one field for each mode
 _KNOWN = ("Transformer", "Pooling", "Normalize")
 
 
-class Purpose(NamedTuple):
-    """What a checkpoint is for.
+class Task(NamedTuple):
+    """What a checkpoint is made for: to generate texts, or to embed them.
 
     Attributes:
         generates: whether it is made to continue texts; else only to embed them.
@@ -32,11 +32,11 @@ class Purpose(NamedTuple):
     why_not_embedded: str = ""
 
 
-BOTH = Purpose()
+BOTH = Task()
 
 
-def purpose_of(checkpoint: Path, architecture: str) -> Purpose:
-    """Return what the checkpoint in a folder is for.
+def task_of(checkpoint: Path, architecture: str) -> Task:
+    """Return the task of the checkpoint in a folder.
 
     Args:
         checkpoint: the folder.
@@ -47,8 +47,8 @@ def purpose_of(checkpoint: Path, architecture: str) -> Purpose:
     """
     path = checkpoint / _MODULES
     if path.is_file():
-        return Purpose(False, _problem(checkpoint, _modules(path)))
-    return Purpose(generates=architecture not in DECODERS)
+        return Task(False, _problem(checkpoint, _modules(path)))
+    return Task(generates=architecture not in DECODERS)
 
 
 def _problem(checkpoint: Path, modules: list[Fields]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engine.checkpoint.tensor_files.elements import hold_equal_values
 from engine.checkpoint.tensor_files.headers import read_headers
-from engine.models.pooling import purpose_of
+from engine.models.pooling import task_of
 from engine.models.spec import ModelSpec
 from engine.models.tensor_names import EMBEDDING, HEAD
 from engine.weights.matching import require_float
@@ -26,7 +26,7 @@ def with_stored_head(spec: ModelSpec, path: Path) -> ModelSpec:
     Raises:
         CheckpointError: a file is missing or broken, or one of both is not of floats.
     """
-    if not spec.tie_word_embeddings and purpose_of(path, spec.architecture).generates:
+    if not spec.tie_word_embeddings and task_of(path, spec.architecture).generates:
         return spec
     stored, names = read_headers(path), spec.tensor_names
     prefix = names.find_prefix(stored)

@@ -22,7 +22,7 @@ from engine.errors import CheckpointError, TridentError
 from engine.execution import measurements
 from engine.json_reader import MAX_DEPTH, parse_json, parse_json_fields
 from engine.launch import server_log
-from engine.models.pooling import purpose_of
+from engine.models.pooling import task_of
 from engine.quantization.modelopt import read_quantization_file
 from engine.quantization.registry import read_quantization
 from engine.service.parameters import decode_parameters, parse_sampling_parameters
@@ -77,7 +77,7 @@ def index(folder: Path, text: str) -> None:
 
 def pooling(folder: Path, text: str) -> None:
     (folder / "modules.json").write_text(text, encoding="utf-8")
-    purpose_of(folder, "Qwen3ForCausalLM")
+    task_of(folder, "Qwen3ForCausalLM")
 
 
 def tokenizer_file(name: str) -> Callable[[Path, str], None]:
