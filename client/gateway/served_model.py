@@ -8,7 +8,7 @@ import time
 from client.errors import TridentClientError
 from client.gateway.errors import from_client, unsupported
 from client.gateway.routing.pool import ServerPool
-from client.gateway.tool_calls import FORMATS, ToolCallFormat
+from client.gateway.tool_calls import TOOL_PARSERS, ToolParser
 from client.protocol import Health
 
 _KNOWN_S = 60.0  # how long what they have said is taken for true
@@ -53,17 +53,17 @@ class ServedModel:
         if not asked.cancelled() and asked.exception() is None:
             self._known, self._asked_at = asked.result(), time.monotonic()
 
-    async def tool_format(self) -> ToolCallFormat:
-        """Return the form in which the model calls tools.
+    async def tool_parser(self) -> ToolParser:
+        """Return the parser of the model's tool calls.
 
         Raises:
             ApiError: it is not known, or no server answers.
         """
         name = (await self.facts()).tool_call_parser
-        if name not in FORMATS:
+        if name not in TOOL_PARSERS:
             raise unsupported(
                 "tools",
                 "not supported by this model: its chat template has none, or none in a form that "
                 f"is known (tool_call_parser is {name})",
             )
-        return FORMATS[name]
+        return TOOL_PARSERS[name]

@@ -1,7 +1,8 @@
-"""The task of a checkpoint, to generate or to embed, and how sentence-transformers makes an embedding of hidden states.
+"""The task of a checkpoint, to generate or to embed, and how it pools hidden states.
 
-Trident takes the state of the last token, scaled to the length 1; so do most models with causal
-attention that are made for embeddings, and all others where nothing is said.
+Its files are those of sentence-transformers. Trident takes the state of the last token, scaled to
+the length 1; so do most models with causal attention that are made for embeddings, and all others
+where nothing is said.
 """
 
 from __future__ import annotations

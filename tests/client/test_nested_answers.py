@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 from client import ConfigurationError, ServerError, TridentClientError
 from client.gateway.security.tenants import read_tenants
 from client.gateway.settings import GatewaySettings
-from client.gateway.tool_calls.formats import FORMATS
+from client.gateway.tool_calls.registry import TOOL_PARSERS
 from client.gateway_client import GatewayClient
 from client.response import read_chunks, read_health
 from tests.client.fake_triton import HELLO, FakeTriton, serve
@@ -102,7 +102,7 @@ def test_body_that_is_nested_is_answered_or_refused(
 
 @AT_DEPTH
 @BOTH
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", TOOL_PARSERS)
 def test_call_of_a_model_that_is_nested_ends_nothing(
     form: str, brackets: tuple[str, str], depth: int
 ) -> None:
@@ -117,7 +117,7 @@ def test_call_of_a_model_that_is_nested_ends_nothing(
     }
     text = texts.get(form, f'{{"name": "get_weather", "arguments": {{"city": {value}}}}}')
     tag = "commentary to=functions.get_weather" if form == "openai" else "<tool_call>"
-    answer = read(FORMATS[form], [[tool_call(text, tag=tag)]])
+    answer = read(TOOL_PARSERS[form], [[tool_call(text, tag=tag)]])
     assert answer.finish_reason == ("tool_calls" if answer.calls else "stop")
     assert answer.calls or text in answer.content
 

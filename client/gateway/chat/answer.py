@@ -48,9 +48,9 @@ class ChatAnswer:
         generation, choice = await self._with_effort(), self._tool_choice
         answers = defaultdict[int, AnswerStream](AnswerStream)
         if choice.mode != "none":
-            form = await self._gateway.served_model.tool_format()
-            generation = with_calls(generation, choice, form)
-            answers = defaultdict(lambda: AnswerStream(form, choice.functions))
+            parser = await self._gateway.served_model.tool_parser()
+            generation = with_calls(generation, choice, parser)
+            answers = defaultdict(lambda: AnswerStream(parser, choice.functions))
         async with aclosing(generation.chunks(self._gateway.client)) as chunks:
             async for chunk in chunks:
                 self.usage.add(0, chunk)

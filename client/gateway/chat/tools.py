@@ -9,7 +9,7 @@ from typing import Any
 from client.errors import InvalidRequestError
 from client.gateway.errors import from_client, unsupported
 from client.gateway.generation import Generation
-from client.gateway.tool_calls import Node, ToolCallFormat, ToolChoice
+from client.gateway.tool_calls import Node, ToolChoice, ToolParser
 from client.gateway.tool_calls.choice import check_num_tools
 from client.gateway.tool_calls.grammar import json_value
 
@@ -42,7 +42,7 @@ def refuse_too_many(number: int) -> None:
         raise from_client(error) from None
 
 
-def with_calls(generation: Generation, choice: ToolChoice, form: ToolCallFormat) -> Generation:
+def with_calls(generation: Generation, choice: ToolChoice, parser: ToolParser) -> Generation:
     """Return the request with a grammar for what `choice` says, if it needs one.
 
     Raises:
@@ -51,7 +51,7 @@ def with_calls(generation: Generation, choice: ToolChoice, form: ToolCallFormat)
     sampling = dict(generation.sampling)
     answer = _json_answer(sampling.get("response_format"))
     try:
-        structure = choice.structure(form, answer)
+        structure = choice.structure(parser, answer)
     except InvalidRequestError as error:
         raise from_client(error) from None
     if structure is None:

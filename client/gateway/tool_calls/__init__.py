@@ -1,8 +1,7 @@
 """Calls of tools: what a model writes read as OpenAI's deltas, and enforced by grammar."""
 
 from client.gateway.tool_calls.choice import ToolChoice
-from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
-from client.gateway.tool_calls.formats import FORMATS
+from client.gateway.tool_calls.registry import TOOL_PARSERS
 from client.gateway.tool_calls.stream import (
     AnswerDelta,
     AnswerStream,
@@ -11,9 +10,10 @@ from client.gateway.tool_calls.stream import (
     ReasoningDelta,
     ToolCallDelta,
 )
+from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
 
 __all__ = [
-    "FORMATS",
+    "TOOL_PARSERS",
     "AnswerDelta",
     "AnswerStream",
     "ContentDelta",
@@ -22,6 +22,6 @@ __all__ = [
     "Part",
     "ReasoningDelta",
     "ToolCallDelta",
-    "ToolCallFormat",
     "ToolChoice",
+    "ToolParser",
 ]

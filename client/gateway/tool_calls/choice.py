@@ -9,7 +9,7 @@ from typing import Any, Literal
 from client.errors import InvalidRequestError
 from client.gateway.schemas.limits import MAX_TOOLS
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
+from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
 
 Mode = Literal["auto", "none", "required"]
 
@@ -68,11 +68,11 @@ class ToolChoice:
             raise InvalidRequestError(f"{mode} needs tools", param="tool_choice")
         return cls(allowed, mode, is_parallel, len(allowed) < len(functions))
 
-    def structure(self, form: ToolCallFormat, answer: Node | None = None) -> Node | None:
+    def structure(self, parser: ToolParser, answer: Node | None = None) -> Node | None:
         """Return what the output must match, or None if nothing is to be enforced for tools.
 
         Args:
-            form: of the calls.
+            parser: of the calls.
             answer: what an answer without calls must match.
 
         Raises:
@@ -83,19 +83,19 @@ class ToolChoice:
         is_free = self.is_parallel and not is_strict
         if self.mode == "none" or (self.mode == "auto" and is_free and answer is None):
             return None
-        parts = [form.call(function) for function in functions]
-        calls = grammar.calls(parts, form.separator, parallel=self.is_parallel)
+        parts = [parser.call(function) for function in functions]
+        calls = grammar.calls(parts, parser.separator, parallel=self.is_parallel)
         if self.mode == "required":
-            return _after(form.reasoning, calls)
+            return _after(parser.reasoning, calls)
         if answer is not None:
-            opened = grammar.tag(form.answer_begin, answer, "") if form.answer_begin else answer
-            return _after(form.reasoning, grammar.either([opened, calls]))
-        if form.text is not None:
-            return _after(form.before_text, grammar.either([form.text, calls]))
-        triggers = [form.trigger] if form.trigger else [str(part["begin"]) for part in parts]
-        if form.late_trigger:
-            triggers.append(form.late_trigger)
-            parts += [grammar.begun_at(form.late_trigger, part) for part in parts]
+            opened = grammar.tag(parser.answer_begin, answer, "") if parser.answer_begin else answer
+            return _after(parser.reasoning, grammar.either([opened, calls]))
+        if parser.text is not None:
+            return _after(parser.before_text, grammar.either([parser.text, calls]))
+        triggers = [parser.trigger] if parser.trigger else [str(part["begin"]) for part in parts]
+        if parser.late_trigger:
+            triggers.append(parser.late_trigger)
+            parts += [grammar.begun_at(parser.late_trigger, part) for part in parts]
         return grammar.free_text(parts, triggers, parallel=self.is_parallel)
 
 

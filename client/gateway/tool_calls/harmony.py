@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.partial_json import value
 from client.gateway.tool_calls.section_text import (
     CallArguments,
@@ -16,6 +15,7 @@ from client.gateway.tool_calls.section_text import (
     SectionText,
     Steps,
 )
+from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
 
 _RECIPIENT = re.compile(r" to=(?:functions\.)?([^\s<]+)")
 _CODE = re.compile(r".*", re.DOTALL)
@@ -39,7 +39,7 @@ _BEFORE_ANSWER: Node = {
 }
 
 
-class Harmony(ToolCallFormat):
+class Harmony(ToolParser):
     """One call per message, and one message per turn."""
 
     is_tagged = True
@@ -51,7 +51,7 @@ class Harmony(ToolCallFormat):
     new_id = staticmethod(grammar.openai_id)
 
     def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         recipient = _RECIPIENT.search(text.tag)
         if recipient is None:
             return
@@ -72,6 +72,6 @@ class Harmony(ToolCallFormat):
         text.hold()
 
     def call(self, function: Function) -> Node:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         head = f"<|channel|>commentary to=functions.{function.name} <|constrain|>json<|message|>"
         return grammar.tag(head, grammar.arguments(function), "<|call|>")

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls
 from client.gateway.tool_calls.section_text import SectionText, Steps
+from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
 
 
-class Hermes(ToolCallFormat):
+class Hermes(ToolParser):
     """One call between tags; several are tolerated."""
 
     is_tagged = True
@@ -20,10 +20,10 @@ class Hermes(ToolCallFormat):
     new_id = staticmethod(grammar.openai_id)
 
     def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         return read_calls(text)
 
     def call(self, function: Function) -> Node:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         head = f'<tool_call>\n{{"name": {json.dumps(function.name)}, "arguments": '
         return grammar.tag(head, grammar.arguments(function), "}\n</tool_call>")

@@ -6,15 +6,15 @@ import json
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls
 from client.gateway.tool_calls.section_text import SectionText, Steps
+from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
 
 # How a text begins that is not read as calls: neither with an object nor with a list of them.
 _NO_CALL = r"[ \t\r\n]*([^ \t\r\n{\[]|\[[ \t\r\n]*[^ \t\r\n{])"
 
 
-class Llama3Json(ToolCallFormat):
+class Llama3Json(ToolParser):
     """Several calls are separated by semicolons, as vLLM's templates ask for."""
 
     is_tagged = False
@@ -30,10 +30,10 @@ class Llama3Json(ToolCallFormat):
     new_id = staticmethod(grammar.openai_id)
 
     def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
-        """See `ToolCallFormat`. Without the tag, only what there is is called."""
+        """See `ToolParser`. Without the tag, only what there is is called."""
         return read_calls(text, lambda name: bool(text.tag) or name in functions)
 
     def call(self, function: Function) -> Node:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         head = f'{{"name": {json.dumps(function.name)}, "parameters": '
         return grammar.tag(head, grammar.arguments(function), "}")

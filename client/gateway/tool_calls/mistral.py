@@ -8,7 +8,6 @@ import string
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.json_calls import read_calls
 from client.gateway.tool_calls.partial_json import value
 from client.gateway.tool_calls.section_text import (
@@ -19,6 +18,7 @@ from client.gateway.tool_calls.section_text import (
     Steps,
     skipped,
 )
+from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
@@ -26,7 +26,7 @@ _SPACE, _NAME, _ID = re.compile(r"\s*"), re.compile(r"[\w.-]*"), re.compile(r"\w
 _CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
 
 
-class Mistral(ToolCallFormat):
+class Mistral(ToolParser):
     """The list up to tokenizer version 7, since 11 `[TOOL_CALLS]` and `[ARGS]` for each call."""
 
     is_tagged = True
@@ -34,7 +34,7 @@ class Mistral(ToolCallFormat):
     trigger = "[TOOL_CALLS]"
 
     def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         if (yield from text.skip()) in "[{":
             yield from read_calls(text)
             return
@@ -46,7 +46,7 @@ class Mistral(ToolCallFormat):
             text.hold()
 
     def call(self, function: Function) -> Node:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         heads = [f"{function.name}[ARGS]", function.name]
         objects = grammar.arguments(function)
         old = grammar.tag(f'[{{"name": "{function.name}", "arguments": ', objects, "}]")

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.python_literals import json_of_literal
 from client.gateway.tool_calls.section_text import (
     MAX_MEMBERS,
@@ -19,6 +18,7 @@ from client.gateway.tool_calls.section_text import (
     Steps,
     joined,
 )
+from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
 
 _SPACE = re.compile(r"\s*")
 _FUNCTION = re.compile(r"[\w.-]*")
@@ -36,7 +36,7 @@ _INSIDE = {
 }
 
 
-class Pythonic(ToolCallFormat):
+class Pythonic(ToolParser):
     """Arguments are sent one by one: what a value is, is known when it has ended."""
 
     new_id = staticmethod(grammar.openai_id)
@@ -48,7 +48,7 @@ class Pythonic(ToolCallFormat):
         self.separator = "" if begin else ", "
 
     def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
-        """See `ToolCallFormat`. Without tags, only a function that there is is called."""
+        """See `ToolParser`. Without tags, only a function that there is is called."""
         if (yield from text.skip()) != "[":
             return
         text.take(1)
@@ -62,7 +62,7 @@ class Pythonic(ToolCallFormat):
             text.hold()
 
     def call(self, function: Function) -> Node:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         strict = function.is_strict
         needed: list[Node] = []
         others: list[Node] = []

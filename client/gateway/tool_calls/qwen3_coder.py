@@ -9,7 +9,6 @@ from typing import Any
 
 from client.errors import InvalidRequestError
 from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.format import Function, Node, ToolCallFormat
 from client.gateway.tool_calls.parameters import ANNOTATIONS, DEFINITIONS, listed
 from client.gateway.tool_calls.python_literals import json_of_literal
 from client.gateway.tool_calls.section_text import (
@@ -26,6 +25,7 @@ from client.gateway.tool_calls.section_text import (
     joined,
     skipped,
 )
+from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
@@ -44,7 +44,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 _TEXT_KEYWORDS = {"type", "enum", "const"} | ANNOTATIONS | DEFINITIONS
 
 
-class Qwen3Coder(ToolCallFormat):
+class Qwen3Coder(ToolParser):
     """Texts are sent as they come, other values when they have ended.
 
     A value whose end has no tag ends with its line, where another argument begins or the call ends.
@@ -57,7 +57,7 @@ class Qwen3Coder(ToolCallFormat):
     new_id = staticmethod(grammar.openai_id)
 
     def read(self, text: SectionText, functions: Mapping[str, Function]) -> Steps[None]:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         if text.tag == _FUNCTION:  # what opens a call was forgotten
             name = yield from _name(text)
             if name not in functions:
@@ -74,7 +74,7 @@ class Qwen3Coder(ToolCallFormat):
             name = yield from _head(text)
 
     def call(self, function: Function) -> Node:
-        """See `ToolCallFormat`."""
+        """See `ToolParser`."""
         parts = []
         for name, (schema, is_required) in grammar.parameters(function).items():
             begin, end = f"\n<parameter={name}>\n", f"\n{_PARAMETER_END}"

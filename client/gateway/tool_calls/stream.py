@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from client.gateway.tool_calls.format import Function, ToolCallFormat
 from client.gateway.tool_calls.section_text import (
     CallArguments,
     CallEnd,
@@ -17,6 +16,7 @@ from client.gateway.tool_calls.section_text import (
     SectionText,
     Steps,
 )
+from client.gateway.tool_calls.tool_parser import Function, ToolParser
 from client.protocol import Section
 
 _PUNCTUATION = " \t\r\n,;}]"  # of calls
@@ -92,12 +92,12 @@ class CallReader:
         is_in_call: whether the last of them has not ended.
     """
 
-    def __init__(self, form: ToolCallFormat, tag: str, functions: Mapping[str, Function]) -> None:
+    def __init__(self, parser: ToolParser, tag: str, functions: Mapping[str, Function]) -> None:
         """Begin a section that `tag` has opened."""
         self.num_calls = 0
         self.is_in_call = False
         self._text = SectionText(tag)
-        self._steps = self._read(form.read(self._text, functions))
+        self._steps = self._read(parser.read(self._text, functions))
 
     def add(self, text: str) -> Iterator[Event]:
         """Yield what there is in more of the text, and in that before it."""
@@ -148,10 +148,10 @@ class AnswerStream:
     """
 
     def __init__(
-        self, form: ToolCallFormat | None = None, functions: Mapping[str, Function] | None = None
+        self, parser: ToolParser | None = None, functions: Mapping[str, Function] | None = None
     ) -> None:
-        """Read calls of `functions` in `form`; without one, all but reasoning is content."""
-        self._form = form
+        """Read calls of `functions` in `parser`; without one, all but reasoning is content."""
+        self._parser = parser
         self._functions = functions or {}
         self._section = Section("content", -1, "")
         self._calls: CallReader | None = None  # of the section
@@ -181,21 +181,21 @@ class AnswerStream:
         is_called = reason == "stop" and self._num_calls and not self._has_cut_call
         return "tool_calls" if is_called else reason
 
-    def _form_of(self, part: Section) -> ToolCallFormat | None:
-        """Return the form that a section may have calls in."""
-        form = self._form
+    def _parser_of(self, part: Section) -> ToolParser | None:
+        """Return the parser that a section may have calls in."""
+        parser = self._parser
         is_read = part.type == "tool_call" or (
-            part.type == "content" and form is not None and not form.is_tagged
+            part.type == "content" and parser is not None and not parser.is_tagged
         )
-        return form if is_read else None
+        return parser if is_read else None
 
     def _begin(self, part: Section) -> None:
         was_text = self._is_text
         if "reasoning" in (part.type, self._section.type):
             self._space = []
-        self._section, form = part, self._form_of(part)
-        self._calls = None if form is None else CallReader(form, part.tag, self._functions)
-        self._is_text = part.type == "tool_call" and form is None
+        self._section, parser = part, self._parser_of(part)
+        self._calls = None if parser is None else CallReader(parser, part.tag, self._functions)
+        self._is_text = part.type == "tool_call" and parser is None
         self._is_start = bool(part.tag) or part.type == "reasoning"
         if self._is_text or (was_text and part.type == "content"):
             self._is_start = False
@@ -208,12 +208,12 @@ class AnswerStream:
 
     def _send(self, events: Iterable[Event]) -> None:
         assert self._calls is not None
-        assert self._form is not None
+        assert self._parser is not None
         for event in events:
             match event:
                 case CallStart(name):
                     self._space = []
-                    new = ToolCallDelta(self._num_calls, "", self._form.new_id(), name)
+                    new = ToolCallDelta(self._num_calls, "", self._parser.new_id(), name)
                     self._parts.append(new)
                     self._num_calls += 1
                 case CallArguments(text):

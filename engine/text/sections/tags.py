@@ -67,8 +67,8 @@ REASONING: Mapping[str, tuple[Tags, ...]] = {
     "step3": (_THINK,),
 }
 
-# The parsers that there are: the gateway has a format for each of these names, and for no other.
-# `pythonic` writes calls without tags: there is nothing to mark.
+# The gateway has a `ToolParser` for each of these names, and for no other. `pythonic` writes calls
+# without tags: there is nothing to mark.
 TOOL_CALLS: Mapping[str, tuple[Tags, ...]] = {
     "ernie45": (_TOOL_CALL,),
     "granite4": (_TOOL_CALL,),

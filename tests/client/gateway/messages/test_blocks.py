@@ -22,7 +22,7 @@ from client.gateway.schemas.message_events import (
     MessageStart,
     MessageUsage,
 )
-from client.gateway.tool_calls import FORMATS, AnswerStream
+from client.gateway.tool_calls import TOOL_PARSERS, AnswerStream
 from client.protocol import Section
 from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, tool_call
 
@@ -46,7 +46,7 @@ def sections(reasoning: str, text: str, inputs: Sequence[Any], after: str) -> li
 def events(
     chunks: Sequence[Sequence[Section]], reason: str = "stop", *, omits_thinking: bool = False
 ) -> list[BlockEvent]:
-    answer = AnswerStream(FORMATS["hermes"], FUNCTIONS)
+    answer = AnswerStream(TOOL_PARSERS["hermes"], FUNCTIONS)
     blocks = BlockStream(omits_thinking=omits_thinking)
     *before, last = chunks
     deltas = [*(answer.add(chunk) for chunk in before), answer.add(last, reason)]

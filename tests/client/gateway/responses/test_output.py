@@ -12,7 +12,7 @@ from msgspec import to_builtins
 
 from client.gateway.responses.output import OutputWriter
 from client.gateway.schemas.answers import TokenLogprob
-from client.gateway.tool_calls import FORMATS, AnswerStream
+from client.gateway.tool_calls import TOOL_PARSERS, AnswerStream
 from client.protocol import Section
 from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, tool_call
 
@@ -33,7 +33,7 @@ def written(chunks: Sequence[Sequence[Section]], reason: str) -> list[dict[str, 
 
     Each character is a token.
     """
-    stream, writer = AnswerStream(FORMATS["hermes"], FUNCTIONS), OutputWriter()
+    stream, writer = AnswerStream(TOOL_PARSERS["hermes"], FUNCTIONS), OutputWriter()
     sections = [section for chunk in chunks for section in chunk]
     for number, section in enumerate(sections, 1):
         added = stream.add([section], reason if number == len(sections) else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from client.gateway.tool_calls import AnswerStream, Function, ToolCallFormat
+from client.gateway.tool_calls import AnswerStream, Function, ToolParser
 from client.protocol import Section
 
 FUNCTIONS = {
@@ -40,13 +40,13 @@ class Answer(NamedTuple):
 
 
 def read(
-    form: ToolCallFormat | None,
+    parser: ToolParser | None,
     chunks: Iterable[Sequence[Section]],
     reason: str = "stop",
     functions: Mapping[str, Function] = FUNCTIONS,
 ) -> Answer:
     """Put an answer together as a strict client does."""
-    stream = AnswerStream(form, functions)
+    stream = AnswerStream(parser, functions)
     *before, last = chunks
     deltas = [*(stream.add(chunk) for chunk in before), stream.add(last, reason)]
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * len(before)

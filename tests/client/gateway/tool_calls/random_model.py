@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from client.gateway.tool_calls import FORMATS, ToolChoice
+from client.gateway.tool_calls import TOOL_PARSERS, ToolChoice
 from client.protocol import Section
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
@@ -56,7 +56,7 @@ class Model:
     """A random model with the tags of a family."""
 
     def __init__(self, name: str, form: Form, end: str = "<|end|>") -> None:
-        self.form = FORMATS[name]
+        self.parser = TOOL_PARSERS[name]
         self._name = name
         self._detokenizer = tagged(TAGS[name], form)
         tokenizer = self._detokenizer.tokenizer
@@ -68,19 +68,19 @@ class Model:
     @property
     def before_calls(self) -> str:
         """Text that may stand before calls in a free answer."""
-        return "" if self.form.text else "Hello {[<tool "
+        return "" if self.parser.text else "Hello {[<tool "
 
     @property
     def is_bound(self) -> bool:
         """Whether all calls begin alike, so that those that are not allowed can be told."""
-        return bool(self.form.trigger or self.form.text)
+        return bool(self.parser.trigger or self.parser.text)
 
     def compiled(self, structure: Any) -> Any:
         return self.compiler.compile(spec(structural_tag={"format": structure})).result()
 
     def allows(self, choice: ToolChoice, text: str) -> bool:
         """Tell whether the answer may begin with `text`."""
-        return self.permits(choice.structure(self.form), text)
+        return self.permits(choice.structure(self.parser), text)
 
     def permits(self, structure: Any, text: str) -> bool:
         """Tell whether what follows `structure` may begin with `text`."""
@@ -89,7 +89,7 @@ class Model:
 
     def write(self, choice: ToolChoice, seed: int) -> str:
         """Return a whole answer as the model writes it."""
-        text = self._writer.write(self.compiled(choice.structure(self.form)), seed)
+        text = self._writer.write(self.compiled(choice.structure(self.parser)), seed)
         assert text is not None
         return text
 
@@ -97,4 +97,4 @@ class Model:
         """Return what a client gets of that."""
         found = read(self._detokenizer, text, format_of(self._detokenizer, "none", self._name))
         sections = [Section(each.type, each.index, each.text, each.tag) for each in found]
-        return read_sections(self.form, [sections], functions=choice.functions)
+        return read_sections(self.parser, [sections], functions=choice.functions)

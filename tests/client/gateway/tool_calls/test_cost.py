@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from client.gateway.tool_calls import FORMATS, AnswerStream
+from client.gateway.tool_calls import TOOL_PARSERS, AnswerStream
 from client.gateway.tool_calls.section_text import MAX_MEMBERS
 from client.protocol import Section
 from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, read, tool_call
@@ -76,12 +76,12 @@ def sections_of(name: str, shape: str, size: int) -> list[Section]:
     return [tool_call(written(size), 1, tag) if tag else content(written(size))]
 
 
-def cost(format_name: str, sections: list[Section]) -> float:
+def cost(parser_name: str, sections: list[Section]) -> float:
     """Return the CPU seconds for an answer that comes four characters at a time."""
     chunks = cut(sections, range(0, sum(len(section.text) for section in sections), 4))
     taken = []
     for _ in range(2):
-        stream = AnswerStream(FORMATS[format_name], FUNCTIONS)
+        stream = AnswerStream(TOOL_PARSERS[parser_name], FUNCTIONS)
         started = time.process_time()
         for chunk in chunks:
             stream.add(chunk)
@@ -98,9 +98,9 @@ def cost(format_name: str, sections: list[Section]) -> float:
     ],
 )
 def test_cost_grows_with_the_length_alone(name: str, shape: str) -> None:
-    format_name = WRITERS[name][0] if shape in SHAPES else name
+    parser_name = WRITERS[name][0] if shape in SHAPES else name
     short, long = (
-        cost(format_name, sections_of(name, shape, size)) for size in (SMALL, FACTOR * SMALL)
+        cost(parser_name, sections_of(name, shape, size)) for size in (SMALL, FACTOR * SMALL)
     )
     assert long < MOST * max(short, 0.0005)
 
@@ -110,20 +110,20 @@ def test_members_beyond_the_limit_are_content(name: str) -> None:
     def answer(size: int) -> list[Section]:
         return WRITERS[name][1]([("now", {f"k{i}": "a" for i in range(size)})])
 
-    whole = read(FORMATS[name], [answer(MAX_MEMBERS)])
+    whole = read(TOOL_PARSERS[name], [answer(MAX_MEMBERS)])
     assert len(json.loads(whole.calls[0][1])) == MAX_MEMBERS
     assert (whole.content, whole.finish_reason) == ("", "tool_calls")
     more = answer(MAX_MEMBERS + 2)
-    cut_off = read(FORMATS[name], [more])
+    cut_off = read(TOOL_PARSERS[name], [more])
     [(_, arguments)] = cut_off.calls
     assert arguments == whole.calls[0][1][:-1]  # without its brace
     assert cut_off.finish_reason == "stop"
     place = more[0].text.index(f"k{MAX_MEMBERS}")
     assert cut_off.content.endswith(more[0].text[place:].rstrip())
-    assert read(FORMATS[name], cut(more, range(0, 100_000, 7))) == cut_off
+    assert read(TOOL_PARSERS[name], cut(more, range(0, 100_000, 7))) == cut_off
 
 
 def test_members_of_a_call_object_beyond_the_limit_are_content() -> None:
     text = '{"name": "now"' + ', "id": 1' * MAX_MEMBERS + ', "arguments": {}}'
-    answer = read(FORMATS["llama3_json"], [[content(text)]])
+    answer = read(TOOL_PARSERS["llama3_json"], [[content(text)]])
     assert (answer.content, answer.calls) == (text, [])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.gateway.tool_calls import FORMATS, Function
+from client.gateway.tool_calls import TOOL_PARSERS, Function
 from client.protocol import Section
 from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, read, tool_call
 
@@ -103,7 +103,7 @@ def test_calls_come_back_whatever_they_hold(
     family: str, calls: Calls, places: Sequence[int]
 ) -> None:
     name, written = FAMILIES[family]
-    answer = read(FORMATS[name], cut(written(calls), places))
+    answer = read(TOOL_PARSERS[name], cut(written(calls), places))
     assert [(called, json.loads(text)) for called, text in answer.calls] == calls
     assert answer.finish_reason == "tool_calls"
     assert answer.content == ("OK." if family == "hermes" else "")
@@ -116,7 +116,7 @@ def test_a_long_call_takes_no_longer_per_token(family: str) -> None:
     calls = [("now", {"limit": [{"a": i, "b": "x"} for i in range(3_000)]})]
     chunks = cut(written(calls), range(0, 100_000, 4))
     started = time.process_time()
-    answer = read(FORMATS[name], chunks)
+    answer = read(TOOL_PARSERS[name], chunks)
     assert time.process_time() - started < 5
     assert [(called, json.loads(text)) for called, text in answer.calls] == calls
 
@@ -127,7 +127,7 @@ def test_a_long_text_takes_no_longer_per_token(family: str, text: str) -> None:
     calls: Calls = [("get_weather", {"city": text, "note": text})]
     chunks = cut({"pythonic": pythonic, "qwen3_coder": qwen3_coder}[family](calls), LONG)
     started = time.process_time()
-    answer = read(FORMATS[family], chunks)
+    answer = read(TOOL_PARSERS[family], chunks)
     assert time.process_time() - started < 5
     assert [(called, json.loads(text)) for called, text in answer.calls] == calls
 
@@ -136,7 +136,7 @@ def test_a_long_text_takes_no_longer_per_token(family: str, text: str) -> None:
 @given(given=st.dictionaries(st.sampled_from(["city", "x1"]), TEXTS, max_size=2), places=PLACES)
 def test_texts_of_qwen3_coder_come_back(given: dict[str, str], places: Sequence[int]) -> None:
     texts = {key: value.replace("</", "<") for key, value in given.items()}
-    answer = read(FORMATS["qwen3_coder"], cut(qwen3_coder([("get_weather", texts)]), places))
+    answer = read(TOOL_PARSERS["qwen3_coder"], cut(qwen3_coder([("get_weather", texts)]), places))
     [(_, arguments)] = answer.calls
     assert json.loads(arguments) == texts
 
@@ -149,7 +149,7 @@ def test_a_text_of_qwen3_coder_may_have_the_tag_that_ends_it(
     pieces: list[str], places: Sequence[int]
 ) -> None:
     given = {"city": "".join(pieces), "note": "b"}
-    answer = read(FORMATS["qwen3_coder"], cut(qwen3_coder([("get_weather", given)]), places))
+    answer = read(TOOL_PARSERS["qwen3_coder"], cut(qwen3_coder([("get_weather", given)]), places))
     [(_, arguments)] = answer.calls
     assert json.loads(arguments) == given
 
@@ -173,7 +173,7 @@ def test_a_parameter_ends_where_the_next_begins(
     ]
     properties = {"city": {"type": "string"}, "note": {"type": "string"}, "days": {}}
     functions = {"get_weather": Function("get_weather", {"properties": properties})}
-    answer = read(FORMATS["qwen3_coder"], cut(section, places), functions=functions)
+    answer = read(TOOL_PARSERS["qwen3_coder"], cut(section, places), functions=functions)
     [(_, arguments)] = answer.calls
     assert json.loads(arguments) == texts | {"days": 3}
     assert answer.finish_reason == "tool_calls"
@@ -193,7 +193,7 @@ PIECES = st.sampled_from(
 GARBLED = st.lists(PIECES, max_size=25).map("".join)
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
 @settings(max_examples=50)
 @given(
     texts=st.lists(GARBLED, min_size=1, max_size=3),
@@ -212,8 +212,8 @@ def test_any_text_is_read_the_same_however_it_is_cut(
     for text in texts[1:]:
         sections.append(tool_call(text, len(sections), tag))
         sections.append(content(text, len(sections), "</tag>"))
-    form = FORMATS[name]
-    whole = read(form, [sections], reason)
-    assert read(form, cut(sections, places), reason) == whole
+    parser = TOOL_PARSERS[name]
+    whole = read(parser, [sections], reason)
+    assert read(parser, cut(sections, places), reason) == whole
     if whole.finish_reason != reason:
         assert whole.calls

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from client.gateway.tool_calls import FORMATS
+from client.gateway.tool_calls import TOOL_PARSERS
 from client.protocol import Section
 from tests.client.gateway.tool_calls.answers import Answer, content, read, tool_call
 
 
 def called(name: str, *sections: Section, reason: str = "stop") -> Answer:
-    return read(FORMATS[name], [list(sections)], reason)
+    return read(TOOL_PARSERS[name], [list(sections)], reason)
 
 
 def test_hermes() -> None:
@@ -253,7 +253,7 @@ def test_a_first_argument_that_was_cut_off_is_content(reason: str) -> None:
 def test_mistral_in_all_its_forms(sections: list[str]) -> None:
     parts = [tool_call(text, i + 1, "[TOOL_CALLS]") for i, text in enumerate(sections)]
     assert called("mistral", *parts).calls == [("now", "{}")] * 2
-    assert len(FORMATS["mistral"].new_id()) == 9
+    assert len(TOOL_PARSERS["mistral"].new_id()) == 9
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from client.gateway.schemas.limits import MAX_TOOLS
-from client.gateway.tool_calls import FORMATS, ToolChoice
+from client.gateway.tool_calls import TOOL_PARSERS, ToolChoice
 from engine.text.sections.tags import TOOL_CALLS
 from tests.client.gateway.tool_calls.random_model import SCHEMAS, TAGS, Model, allowed, tools
 
@@ -36,7 +36,7 @@ def test_required_is_one_call_or_more_and_nothing_else(model: Model) -> None:
         Draft202012Validator(SCHEMAS[name]).validate(json.loads(arguments))
         if answer.reasoning:  # here its end also ends a sequence, and is not in the text
             continue
-        twice = f"{text}{model.form.separator}{text}"
+        twice = f"{text}{model.parser.separator}{text}"
         assert model.answer(several, twice) == answer._replace(calls=answer.calls * 2)
         assert model.allows(several, twice)
         assert not model.allows(one, twice)
@@ -49,7 +49,7 @@ def test_gpt_oss_may_think_before_what_is_enforced() -> None:
     thought = "<|channel|>analysis<|message|>Hm, so.<|end|><|start|>assistant"
     choice = ToolChoice.read(tools(), "required", False)
     answer = {"type": "json_schema", "json_schema": {"const": "no"}, "strict": True}
-    either = ToolChoice.read(tools(), "auto", False).structure(model.form, answer)
+    either = ToolChoice.read(tools(), "auto", False).structure(model.parser, answer)
     call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
     final = '<|channel|>final<|message|>"no"'
     try:
@@ -97,7 +97,7 @@ def test_only_the_allowed_tools_are_called(model: Model) -> None:
 def test_strict_functions_bind_the_calls_of_a_free_answer(model: Model) -> None:
     choice = ToolChoice.read(tools(strict=True))
     call = model.write(ToolChoice.read(tools(), "required", False), 0)
-    between = model.form.separator if model.form.text else ", "
+    between = model.parser.separator if model.parser.text else ", "
     twice = f"{model.before_calls}{call}{between}{call}"
     assert model.allows(choice, twice)
     assert not model.allows(ToolChoice.read(tools(), "auto", False), twice)
@@ -105,18 +105,18 @@ def test_strict_functions_bind_the_calls_of_a_free_answer(model: Model) -> None:
         begin = call[: call.index(name)] if name in call else None
         if begin is not None and model.is_bound:
             assert not model.allows(choice, f"{begin}get_cheese")
-    begin = str(model.form.call(choice.functions["get_weather"])["begin"])
+    begin = str(model.parser.call(choice.functions["get_weather"])["begin"])
     assert not model.allows(choice, f"{begin} x")
 
 
 def test_only_what_has_to_be_is_enforced() -> None:
-    form = FORMATS["hermes"]
-    assert ToolChoice.read(tools()).structure(form) is None
-    assert ToolChoice.read(tools(strict=True), "none").structure(form) is None
-    assert ToolChoice.read(None).structure(form) is None
+    parser = TOOL_PARSERS["hermes"]
+    assert ToolChoice.read(tools()).structure(parser) is None
+    assert ToolChoice.read(tools(strict=True), "none").structure(parser) is None
+    assert ToolChoice.read(None).structure(parser) is None
     # As OpenAI's clients send it that have no tools this time.
     assert ToolChoice.read([], "auto") == ToolChoice.read([])
-    assert ToolChoice.read(tools(), "auto", False).structure(form) is not None
+    assert ToolChoice.read(tools(), "auto", False).structure(parser) is not None
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_what_a_form_cannot_enforce_is_refused() -> None:
     asked = [{"type": "function", "function": function}]
     place = r"tools\[0\].function.parameters.properties.x"
     with pytest.raises(ValueError, match=rf'^{place}: keyword "pattern" is not enforced'):
-        ToolChoice.read(asked).structure(FORMATS["qwen3_coder"])
-    assert ToolChoice.read(asked).structure(FORMATS["hermes"]) is not None
+        ToolChoice.read(asked).structure(TOOL_PARSERS["qwen3_coder"])
+    assert ToolChoice.read(asked).structure(TOOL_PARSERS["hermes"]) is not None
 
 
 def test_tool_choice_of_too_many_tools_is_refused() -> None:
@@ -174,4 +174,4 @@ def test_tool_choice_of_too_many_tools_is_refused() -> None:
 
 
 def test_server_takes_the_names_of_all_formats_and_no_others() -> None:
-    assert FORMATS.keys() == TOOL_CALLS.keys()
+    assert TOOL_PARSERS.keys() == TOOL_CALLS.keys()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from client.gateway.tool_calls import FORMATS, Function, ToolChoice
+from client.gateway.tool_calls import TOOL_PARSERS, Function, ToolChoice
 from tests.client.gateway.tool_calls.answers import read, tool_call
 from tests.client.gateway.tool_calls.random_model import Model
 
@@ -103,8 +103,8 @@ def test_what_is_about_all_arguments_together_is_refused_by_name(
     schema = {"type": "object", "properties": {"a": {}, "b": {}}, **parameters}
     fault = re.escape(f'keyword "{keyword}" is not enforced')
     with pytest.raises(ValueError, match=f"{PLACE}: {fault}"):
-        choice(schema, strict=True).structure(FORMATS[name])
-    assert choice(schema, strict=False).structure(FORMATS[name]) is not None
+        choice(schema, strict=True).structure(TOOL_PARSERS[name])
+    assert choice(schema, strict=False).structure(TOOL_PARSERS[name]) is not None
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -133,14 +133,14 @@ def test_types_are_those_behind_the_reference() -> None:
     parameters = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"n": {"type": "integer"}}}}}
     section = tool_call(written("qwen3_coder", n="3").split("<tool_call>")[1].split("</tool")[0])
     functions = {"f": Function("f", parameters)}
-    [(_, arguments)] = read(FORMATS["qwen3_coder"], [[section]], functions=functions).calls
+    [(_, arguments)] = read(TOOL_PARSERS["qwen3_coder"], [[section]], functions=functions).calls
     assert json.loads(arguments) == {"n": 3}
 
 
 @pytest.mark.parametrize("name", ["$defs", "definitions"])
 def test_texts_beside_definitions_are_enforced(name: str) -> None:
     parameters = {"properties": {"x": {"type": "string"}}, name: {"A": {"type": "integer"}}}
-    assert choice(parameters, strict=True).structure(FORMATS["qwen3_coder"]) is not None
+    assert choice(parameters, strict=True).structure(TOOL_PARSERS["qwen3_coder"]) is not None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_texts_beside_definitions_are_enforced(name: str) -> None:
 )
 def test_wrong_schemas_are_left_to_the_server(parameters: dict[str, Any]) -> None:
     for name in ("qwen3_coder", "pythonic"):
-        assert choice(parameters, strict=False).structure(FORMATS[name]) is not None
+        assert choice(parameters, strict=False).structure(TOOL_PARSERS[name]) is not None
 
 
 def test_references_that_double_take_no_time() -> None:

@@ -1,4 +1,4 @@
-"""ToolCallFormat: how a family of models writes calls of tools. One file per family beside this."""
+"""ToolParser: reads and enforces a family's tool calls. One file per family is beside this."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Function:
         return parameters_of(self.parameters, strict=False)
 
 
-class ToolCallFormat(Protocol):
-    """One family's form.
+class ToolParser(Protocol):
+    """Reads the tool calls that a family of models writes, and gives the grammar of them.
 
     Attributes:
         is_tagged: whether the calls alone are between tags, and so in sections of their own;

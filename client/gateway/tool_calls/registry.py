@@ -1,4 +1,4 @@
-"""Which format a model writes, by the names that vLLM's parsers have.
+"""TOOL_PARSERS: the parser of each form of tool calls, by the names of vLLM's parsers.
 
 The server takes these names as `tool_call_parser`, and no others: `TOOL_CALLS` of its tags.
 """
@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from client.gateway.tool_calls.format import ToolCallFormat
 from client.gateway.tool_calls.harmony import Harmony
 from client.gateway.tool_calls.hermes import Hermes
 from client.gateway.tool_calls.llama3_json import Llama3Json
 from client.gateway.tool_calls.mistral import Mistral
 from client.gateway.tool_calls.pythonic import Pythonic
 from client.gateway.tool_calls.qwen3_coder import Qwen3Coder
+from client.gateway.tool_calls.tool_parser import ToolParser
 
-FORMATS: Mapping[str, ToolCallFormat] = {
+TOOL_PARSERS: Mapping[str, ToolParser] = {
     "ernie45": Hermes(),
     "granite4": Hermes(),
     "hermes": Hermes(),
