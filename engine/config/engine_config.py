@@ -42,7 +42,7 @@ from engine.config.setting_types import (
 )
 from engine.errors import ConfigError
 from engine.json_reader import parse_json
-from engine.text.sections.tags import AUTO, REASONING, TOOL_CALLS
+from engine.text.output_parsing.tags import AUTO, REASONING, TOOL_CALLS
 from engine.validation import unsupported
 from engine.validation.checks import error_of
 

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from engine.config import null_device
 from engine.config.speculative_config import SpeculativeConfig
 from engine.json_reader import parse_json
-from engine.text.sections.tags import AUTO, NONE, REASONING, TOOL_CALLS
+from engine.text.output_parsing.tags import AUTO, NONE, REASONING, TOOL_CALLS
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy"]

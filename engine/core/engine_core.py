@@ -47,8 +47,7 @@ from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.load_tokenizer import load_tokenizer
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.tool_call_parser import tool_call_parser
+from engine.text.output_parsing.format import SectionFormat, tool_call_parser
 
 log = logging.getLogger("trident.engine")
 

@@ -18,7 +18,7 @@ from engine.core.request_state import RequestKV, RequestOutput, RequestTimes
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.request.sampling_params import SamplingParams
 from engine.text.grammar.matcher import SequenceGrammar
-from engine.text.sections.tracker import SectionTracker
+from engine.text.output_parsing.tracker import SectionTracker
 from engine.text.stop.checker import StopChecker
 
 FinishReason = Literal["stop", "length", "abort", "error"]

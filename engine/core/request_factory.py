@@ -21,10 +21,10 @@ from engine.protocol.token_ids import TokenIds, unpack_token_ids
 from engine.request.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.after_reasoning import after_reasoning
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.reader import place_after_prompt
-from engine.text.sections.splitter import Place
-from engine.text.sections.tracker import SectionTracker
+from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.reader import place_after_prompt
+from engine.text.output_parsing.splitter import Place
+from engine.text.output_parsing.tracker import SectionTracker
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
 from engine.text.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.protocol.messages import TokenLogprobs
-from engine.text.sections.tracker import SectionTracker
+from engine.text.output_parsing.tracker import SectionTracker
 from engine.text.stop.checker import StopChecker
 
 

@@ -22,7 +22,7 @@ from engine.protocol.token_ids import pack_token_ids
 from engine.request.prompts import Messages, Prompt, TokenizedPrompt, cut, rendered, tokenized
 from engine.request.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
-from engine.text.sections.reader import SectionReader
+from engine.text.output_parsing.reader import SectionReader
 from engine.validation import unsupported
 
 

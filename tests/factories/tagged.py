@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from engine.text.detokenizer import Detokenizer
-from engine.text.sections.format import SectionFormat
+from engine.text.output_parsing.format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 

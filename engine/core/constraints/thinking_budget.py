@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.tracker import SectionTracker
+from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.tracker import SectionTracker
 
 _MAX_COMPLETING = 3  # tokens beyond the budget that may complete a character
 

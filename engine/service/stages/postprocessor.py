@@ -16,8 +16,8 @@ from engine.service.link import DetokenizerEnd, ForgedMessageError
 from engine.service.outputs import Array, prompt_logprobs_in, strings
 from engine.text.detokenizer import Detokenizer
 from engine.text.load_tokenizer import load_tokenizer
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.reader import SectionReader
+from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.reader import SectionReader
 from engine.text.tokenizer import Tokenizer
 
 _PART_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.text.grammar.spec import GrammarSpec
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.splitter import Place
+from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.splitter import Place
 
 _IN_HARMONY = {
     "reasoning_start": "<|channel|>analysis<|message|>",

@@ -15,7 +15,7 @@ from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol.messages import AddRequest, SequenceOutput
 from engine.protocol.token_ids import pack_token_ids
-from engine.text.sections.reader import SectionReader
+from engine.text.output_parsing.reader import SectionReader
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tagged import Form, tagged_tokenizer
 from tests.factories.tokenizers import save_tokenizer

@@ -10,7 +10,7 @@ from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
 from tests.client.gateway.tool_calls.answers import Answer
 from tests.client.gateway.tool_calls.answers import read as read_sections
-from tests.engine.text.sections.test_families import HARMONY, encode, read
+from tests.engine.text.output_parsing.test_families import HARMONY, encode, read
 from tests.factories.grammars import RandomWriter, spec
 from tests.factories.tagged import Form, format_of, tagged
 

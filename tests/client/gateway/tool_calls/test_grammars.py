@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from client.gateway.schemas.limits import MAX_TOOLS
 from client.gateway.tool_calls import TOOL_PARSERS, ToolChoice
-from engine.text.sections.tags import TOOL_CALLS
+from engine.text.output_parsing.tags import TOOL_CALLS
 from tests.client.gateway.tool_calls.random_model import SCHEMAS, TAGS, Model, allowed, tools
 
 

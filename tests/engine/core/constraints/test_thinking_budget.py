@@ -12,8 +12,8 @@ from engine import LLM, SamplingParams
 from engine.core.constraints.thinking_budget import ThinkingBudget
 from engine.errors import RequestError
 from engine.offline.outputs import CompletionOutput
-from engine.text.sections.reader import place_after_prompt
-from engine.text.sections.tracker import SectionTracker
+from engine.text.output_parsing.reader import place_after_prompt
+from engine.text.output_parsing.tracker import SectionTracker
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.processors import install
 from tests.factories.tagged import Form, Kind, format_of, tagged, tagged_tokenizer

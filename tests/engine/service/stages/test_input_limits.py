@@ -27,7 +27,7 @@ from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenized_request import engine_tensors
 from engine.service.stub.engine_inputs import parse_engine_inputs
 from engine.text.detokenizer import Detokenizer
-from engine.text.sections.format import SectionFormat
+from engine.text.output_parsing.format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from engine.validation import limits
 from tests.factories.tokenizers import byte_level_tokenizer

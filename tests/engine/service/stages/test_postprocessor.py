@@ -25,7 +25,7 @@ from engine.protocol.token_ids import pack_token_ids
 from engine.service.link import DetokenizerEnd, EngineEnd
 from engine.service.outputs import Array, chunk_tensors
 from engine.service.stages.postprocessor import Postprocessor, decode_message
-from engine.text.sections.format import SectionFormat
+from engine.text.output_parsing.format import SectionFormat
 from engine.text.tokenizer import Tokenizer
 from tests.engine.service.stub.test_stream import out
 from tests.factories.tagged import format_of, tagged

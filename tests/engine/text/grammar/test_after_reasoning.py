@@ -9,9 +9,9 @@ import pytest
 from engine.text.grammar.after_reasoning import after_reasoning
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
-from engine.text.sections.reader import place_after_prompt
-from engine.text.sections.splitter import Place
-from tests.engine.text.sections.test_families import HARMONY, prompt_of
+from engine.text.output_parsing.reader import place_after_prompt
+from engine.text.output_parsing.splitter import Place
+from tests.engine.text.output_parsing.test_families import HARMONY, prompt_of
 from tests.factories.grammars import follows, spec
 from tests.factories.tagged import Form, format_of, tagged
 

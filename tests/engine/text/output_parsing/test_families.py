@@ -9,12 +9,11 @@ from engine.errors import ConfigError
 from engine.protocol.messages import OutputDetails
 from engine.text import chat_template
 from engine.text.detokenizer import Detokenizer
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.reader import SectionReader, place_after_prompt
-from engine.text.sections.splitter import Place, Section
-from engine.text.sections.tags import REASONING, TOOL_CALLS
-from engine.text.sections.tool_call_parser import tool_call_parser
-from engine.text.sections.tracker import SectionTracker
+from engine.text.output_parsing.format import SectionFormat, tool_call_parser
+from engine.text.output_parsing.reader import SectionReader, place_after_prompt
+from engine.text.output_parsing.splitter import Place, Section
+from engine.text.output_parsing.tags import REASONING, TOOL_CALLS
+from engine.text.output_parsing.tracker import SectionTracker
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tagged import Form, format_of, tagged, template
 from tests.factories.tokenizers import byte_level_tokenizer

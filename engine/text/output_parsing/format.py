@@ -1,4 +1,4 @@
-"""SectionFormat: which tags a checkpoint's output may have, and what each of them begins."""
+"""SectionFormat: the reasoning and tool-call tags of a checkpoint, and what each of them begins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from engine.text.sections.tags import (
+from engine.text.output_parsing.tags import (
     AUTO,
     FUNCTION,
     HARMONY,
@@ -25,6 +25,20 @@ from engine.text.tokenizer import Tokenizer
 _HEADER_STARTS, (_MESSAGE,), _MESSAGE_ENDS = HARMONY[0].starts, HARMONY[0].ends, HARMONY[1].ends
 # By what a header has in it, the first that fits: places in `_harmony`'s states.
 _MESSAGE_STATES = ((" to=", 4), ("<|channel|>analysis", 3), ("", 2))
+
+# By what is in the chat template, all of it; the first that fits. Names as in `TOOL_CALLS`; the
+# forms of GLM 4.5 and Jamba have no parser.
+_SIGNS = (
+    ("openai", ("<|channel|>", "<|message|>", "functions.")),
+    ("qwen3_coder", ("<tool_call>", "<function=", "<parameter=")),
+    (NONE, ("<tool_call>", "<arg_key>")),
+    (NONE, ("<tool_calls>",)),
+    ("hermes", ("<tool_call>", '"arguments": ')),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("llama4_pythonic", ("<|python_start|>",)),
+    ("llama3_json", ('{"name": function name, "parameters"',)),
+    ("pythonic", ("[func_name1(",)),
+)
 
 
 class _Part(NamedTuple):
@@ -246,3 +260,17 @@ def _chosen(
         for tags in every
         if tags not in HARMONY and has_one(tags.starts) and (not tags.ends or has_one(tags.ends))
     ]
+
+
+def tool_call_parser(tokenizer: Tokenizer, setting: str) -> str:
+    """Return the name of the checkpoint's tool-call parser, as vLLM has it; `none` if unknown.
+
+    Args:
+        tokenizer: with the chat template.
+        setting: a name, or `auto`: by the chat template.
+    """
+    if setting != AUTO:
+        return setting
+    template = tokenizer.chat_template_text
+    fitting = (name for name, signs in _SIGNS if all(sign in template for sign in signs))
+    return next(fitting, NONE) if "tools" in template else NONE

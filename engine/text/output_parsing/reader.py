@@ -1,4 +1,4 @@
-"""From tokens to sections: of a chunk, and of the turn that a prompt leaves open."""
+"""SectionReader: reasoning and tool calls in the tokens of a chunk or of an open turn."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine.protocol.messages import OutputDetails, SequenceOutput
 from engine.text.detokenizer import Detokenizer
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.splitter import Event, Place, Section, SectionSplitter
+from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.splitter import Event, Place, Section, SectionSplitter
 
 _MAX_TURN = 4096  # tokens of the prompt that may belong to the turn that it leaves open
 

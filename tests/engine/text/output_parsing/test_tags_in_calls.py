@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.text.detokenizer import Detokenizer
-from tests.engine.text.sections.test_families import read, shorthand
+from tests.engine.text.output_parsing.test_families import read, shorthand
 from tests.factories.tagged import Form, format_of, tagged
 
 TAGS = ("<tool_call>", "</tool_call>")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from engine.protocol.messages import OutputDetails
 from engine.text.detokenizer import Detokenizer
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.reader import SectionReader, place_after_prompt
-from engine.text.sections.splitter import Place, Section
-from engine.text.sections.tracker import SectionTracker
+from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.reader import SectionReader, place_after_prompt
+from engine.text.output_parsing.splitter import Place, Section
+from engine.text.output_parsing.tracker import SectionTracker
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
 from tests.factories.tagged import format_of, tagged

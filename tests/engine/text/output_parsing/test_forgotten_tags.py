@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.text.sections.test_families import FORMS, read, shorthand
+from tests.engine.text.output_parsing.test_families import FORMS, read, shorthand
 from tests.factories.tagged import Form, format_of, tagged
 
 

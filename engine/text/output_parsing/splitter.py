@@ -1,4 +1,4 @@
-"""Sections: which text of a sequence is content, which reasoning and which a tool call.
+"""SectionSplitter: cuts an output into sections of content, reasoning and tool calls.
 
 The engine and the detokenizer stage read tokens with the same code. The engine tells with each
 chunk in which section it starts, and ends no chunk inside a tag, so that the stage needs no state.
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.text.sections.format import SectionFormat, State
+from engine.text.output_parsing.format import SectionFormat, State
 
 _MAX_STEP = 64  # characters searched at once; what is left after a tag is searched again
 

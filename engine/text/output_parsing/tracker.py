@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from engine.text.detokenizer import Detokenizer
-from engine.text.sections.format import SectionFormat
-from engine.text.sections.reader import read_events
-from engine.text.sections.splitter import Place, SectionSplitter
+from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.reader import read_events
+from engine.text.output_parsing.splitter import Place, SectionSplitter
 
 
 class SectionTracker:
