@@ -12,7 +12,7 @@ import pytest
 from client import AsyncTridentClient, TridentClient, UnavailableError
 from client.bench.servers.server import first_model
 from client.connection import connection
-from client.gateway.observability.server_metrics import scrape
+from client.gateway.observability.metrics import scrape
 from client.gateway.routing.pool import ServerPool
 from engine.launch.ports import Endpoint
 from engine.launch.readiness import responds

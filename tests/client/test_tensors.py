@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import InferResult, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
-from client.tensors import read_tensors
+from client.response import read_tensors
 
 DTYPES = {
     "INT32": "<i4",

@@ -21,8 +21,8 @@ from client.aio_transport import LARGE_BYTES
 from client.connection import connection
 from client.exchange import Exchange
 from client.gateway.app import create_app
+from client.gateway.gateway import ServedModel
 from client.gateway.routing.pool import ServerPool
-from client.gateway.served_model import ServedModel
 from client.gateway.settings import GatewaySettings
 from client.protocol import Chunk, Health, Tokens
 from client.session import Session

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from client.errors import UnavailableError
-from client.gateway import served_model
+from client.gateway import gateway
 from client.gateway.errors import ApiError
-from client.gateway.served_model import ServedModel
+from client.gateway.gateway import ServedModel
 from client.protocol import Health
 
 READY = Health("ready", tool_call_parser="hermes")
@@ -54,7 +54,7 @@ def test_who_asks_at_once_shares_the_answer() -> None:
 
 
 def test_what_is_old_serves_until_there_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_model, "_KNOWN_S", 0.0)
+    monkeypatch.setattr(gateway, "_KNOWN_S", 0.0)
 
     async def body(pool: Pool, model: ServedModel) -> None:
         pool.answers.put_nowait(READY)

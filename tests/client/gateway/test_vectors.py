@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from client.gateway.vectors import Vector, encoded
+from client.gateway.embeddings import Vector, encoded
 
 
 def unit_vector(size: int) -> Vector:

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from client.gateway.messages.blocks import BlockList, BlockStream, tool_input
+from client.gateway.messages.call import BlockList, BlockStream, tool_input
 from client.gateway.schemas.message_blocks import ThinkingBlock
 from client.gateway.schemas.message_events import (
     AnsweredMessage,

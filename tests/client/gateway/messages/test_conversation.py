@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from client.gateway.errors import ApiError, fault_of
-from client.gateway.messages.blocks import tool_input
+from client.gateway.messages.call import tool_input
 from client.gateway.messages.conversation import Conversation
 from client.gateway.schemas.messages import MessagesRequest
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from client.gateway.errors import ApiError
-from client.gateway.messages.chat import MessagesChat
-from client.gateway.messages.thinking import template_variables
+from client.gateway.messages.chat import MessagesChat, template_variables
 from client.gateway.schemas.messages import CountTokensRequest, MessagesRequest
 from client.protocol import Health
 

@@ -13,8 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from client.errors import ConfigurationError
-from client.gateway.observability.metrics import GatewayMetrics
-from client.gateway.observability.server_metrics import together
+from client.gateway.observability.metrics import GatewayMetrics, together
 from client.gateway.settings import GatewaySettings
 from engine.launch.ports import pick_free
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
-from client.gateway.responses.output import OutputWriter
+from client.gateway.responses.call import OutputWriter
 from client.gateway.schemas.answers import TokenLogprob
 from client.gateway.tool_calls import TOOL_PARSERS, AnswerStream
 from client.protocol import Section

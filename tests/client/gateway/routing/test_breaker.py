@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from client.gateway.routing.breaker import FAILURES, FIRST_PAUSE_S, MAX_PAUSE_S, CircuitBreaker
+from client.gateway.routing.server import FAILURES, FIRST_PAUSE_S, MAX_PAUSE_S, CircuitBreaker
 
 
 class Breaker(RuleBasedStateMachine):

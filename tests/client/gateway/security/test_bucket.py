@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.gateway.security.bucket import Bucket
+from client.gateway.security.quotas import Bucket
 
 EVENTS = st.lists(st.tuples(st.floats(0, 30), st.integers(0, 20)), max_size=40)
 

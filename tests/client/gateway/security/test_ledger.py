@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from client.gateway.errors import ApiError
-from client.gateway.security.ledger import Ledger
-from client.gateway.security.quotas import Quotas
+from client.gateway.security.quotas import Ledger, Quotas
 from client.gateway.security.tenants import Tenant, Tenants
 
 COUNT = """
 import sys
 from pathlib import Path
-from client.gateway.security.ledger import Ledger
+from client.gateway.security.quotas import Ledger
 ledger = Ledger(2, Path(sys.argv[1]))
 for _ in range(20_000):
     with ledger as numbers:
@@ -25,7 +24,7 @@ for _ in range(20_000):
 HOLD = """
 import sys, time
 from pathlib import Path
-from client.gateway.security.ledger import Ledger
+from client.gateway.security.quotas import Ledger
 with Ledger(2, Path(sys.argv[1])) as numbers:
     numbers[0] = 0.5
     print(flush=True)
