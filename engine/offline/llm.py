@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
 from engine.config.engine_config import EngineConfig
+from engine.console import Console
 from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, TridentError, UnknownParameterError
-from engine.offline.display import loading, progress
 from engine.offline.outputs import (
     CompletionOutput,
     EmbeddingRequestOutput,
@@ -24,6 +28,28 @@ from engine.request.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
 from engine.text.output_parsing.reader import SectionReader
 from engine.validation import unsupported
+
+
+@contextmanager
+def loading(model: str) -> Iterator[Callable[[str], None]]:
+    """Show loading progress on stderr, if a terminal; yields the function that reports it."""
+    with Console(stderr=True).status(f"loading {escape(model)}", spinner="line") as status:
+        yield lambda text: status.update(escape(text))
+
+
+@contextmanager
+def progress(total: int, *, enabled: bool) -> Iterator[Any]:
+    """Show a bar on stderr; yields the function that advances it by one sequence."""
+    with Progress(
+        TextColumn("generating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not enabled,
+    ) as progress:
+        task = progress.add_task("generating", total=total)
+        yield lambda: progress.advance(task)
 
 
 class LLM:

@@ -1,31 +1,362 @@
-"""Entry points: initialise a model's weights from a checkpoint or at random."""
+"""Entry points: initialise a model's weights from a checkpoint, read in parallel, or at random."""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from engine.checkpoint.lora.tensors import LowRank, read_adapter
+from engine.checkpoint.tensor_files.elements import open_file, read_elements, read_into, read_tensor
 from engine.checkpoint.tensor_files.headers import read_headers
-from engine.checkpoint.tensor_files.stored import StoredTensor
+from engine.checkpoint.tensor_files.stored import FLOATS, StoredTensor
 from engine.config.setting_types import LoadFormat
 from engine.errors import CheckpointError
+from engine.layers.attention import Attention
 from engine.models.causal_lm import CausalLM
-from engine.weights.changes import match_changes
+from engine.models.tensor_names import HEAD, TensorNames
 from engine.weights.dummy import fill_with_random_weights
-from engine.weights.kv_scales import is_kv_scale, load_kv_scales
-from engine.weights.matching import destinations, match_tensors
-from engine.weights.reading import read_spans, split_into_spans
-from engine.weights.staging import CudaCopier
+from engine.weights.matching import destinations, match_tensors, require_float
 
 log = logging.getLogger("trident.engine")
 
 _SPAN_BYTES = 2**24
+
+# A piece that is cast on the host stays in the CPU cache between reading and casting.
+_CAST_ELEMENTS = 2**19
+# Up to this size PyTorch casts in the calling thread. Larger casts go to its own thread pool, whose
+# threads wait for each other while our readers occupy the cores.
+_SERIAL_ELEMENTS = 2**15
+
+# Tensor name relative to a layer's attention -> the `Attention` buffers that it fills.
+_KV_SCALE_TARGETS: dict[str, tuple[str, ...]] = {
+    **{
+        name.format(x=x): (f"{x}_scale",)
+        for x in "kv"
+        for name in (
+            "{x}_scale",  # llm-compressor
+            "attn.{x}_scale",  # vLLM
+            "{x}_proj.{x}_scale",  # ModelOpt
+            "{x}_proj.output_scale",  # AutoFP8, Quark
+        )
+    },
+    "kv_scale": ("k_scale", "v_scale"),  # early AutoFP8
+    # Scales of queries and probabilities, which are not quantised here.
+    **dict.fromkeys(
+        (
+            *("q_scale", "attn.q_scale", "q_proj.q_scale", "q_proj.output_scale"),
+            *("prob_scale", "attn.prob_scale", "prob_output_scale"),
+        ),
+        (),
+    ),
+}
+_ATTENTION_PREFIX = ".self_attn."
+
+
+class Transfer(Protocol):
+    """A copy in progress."""
+
+    def synchronize(self) -> None:
+        """Wait until the source may be overwritten."""
+
+
+class Copier(Protocol):
+    """Copies weights from a host buffer to their destination, casting them to its dtype."""
+
+    pinned: bool  # whether the buffers must be page-locked
+
+    def copy(self, source: Tensor, destination: Tensor) -> Transfer:
+        """Start to copy `source` on the host to `destination`, of the same shape."""
+
+    def finish(self) -> None:
+        """Wait until all copies are done."""
+
+
+class CudaCopier:
+    """Copies to a GPU on a separate stream, so that no thread waits for PCIe; casts on the GPU."""
+
+    pinned = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # The parameters' memory may still be in use by earlier work of the current stream.
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def copy(self, source: Tensor, destination: Tensor) -> torch.cuda.Event:
+        with torch.cuda.stream(self._stream):
+            if source.dtype != destination.dtype:  # a copy that also casts would cast on the host
+                source = source.to(self._device, non_blocking=True)
+            destination.copy_(source, non_blocking=True)
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        done.record(self._stream)
+        return done
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Host memory, uint8 [n]; `pending` is the copy that may still be reading from it."""
+
+    memory: Tensor
+    pending: Transfer | None = None
+
+
+class Staging:
+    """A pool of host buffers of `num_bytes`. Not thread-safe.
+
+    It has as many buffers as are lent at the same time, and lends the one sent longest ago, whose
+    transfer is the most likely to be done.
+    """
+
+    def __init__(self, copier: Copier, num_bytes: int) -> None:
+        self._copier = copier
+        self._num_bytes = num_bytes
+        self._free: deque[Buffer] = deque()
+
+    def lend(self) -> Buffer:
+        """Return a buffer; the caller must wait for `pending` before writing to it."""
+        if self._free:
+            return self._free.popleft()
+        pinned = self._copier.pinned
+        return Buffer(torch.empty(self._num_bytes, dtype=torch.uint8, pin_memory=pinned))
+
+    def send(self, buffer: Buffer, dtype: torch.dtype, destination: Tensor) -> None:
+        """Start to copy a buffer's first elements, of type `dtype`, to `destination`; reuse it.
+
+        The copy may continue after the return, until `finish`.
+        """
+        source = (
+            buffer.memory[: destination.numel() * dtype.itemsize]
+            .view(dtype)
+            .view(destination.shape)
+        )
+        buffer.pending = self._copier.copy(source, destination)
+        self._free.append(buffer)
+
+    def finish(self) -> None:
+        """Wait until all copies are done."""
+        self._copier.finish()
+
+
+def is_kv_scale(name: str) -> bool:
+    """Return whether a checkpoint's tensor of that name is an fp8 scale of attention."""
+    return _ATTENTION_PREFIX in name and name.partition(_ATTENTION_PREFIX)[2] in _KV_SCALE_TARGETS
+
+
+def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor], names: TensorNames) -> None:
+    """Set the KV scales of the attention layers of `model` from its checkpoint.
+
+    Args:
+        names: how the checkpoint names our modules.
+        scales: each with one element, or with one per KV head of its layer.
+
+    Raises:
+        CheckpointError: a scale is not positive, has another size, belongs to no layer of the
+            model, occurs twice or cannot be read; the model is then unchanged.
+    """
+    modules = {
+        names.of(path, prefix): module
+        for path, module in model.named_modules()
+        for prefix in names.prefixes
+    }
+    values: dict[str, tuple[Tensor, Tensor]] = {}
+    for stored in scales:
+        prefix, _, suffix = stored.name.partition(_ATTENTION_PREFIX)
+        path = prefix + _ATTENTION_PREFIX[:-1]
+        attention = modules.get(path)
+        if not isinstance(attention, Attention):
+            raise CheckpointError(f"{stored.name}: is of a layer that config.json does not have")
+        for target in _KV_SCALE_TARGETS[suffix]:
+            if f"{path}.{target}" in values:
+                raise CheckpointError(f"{stored.name}: comes beside another {path}.{target}")
+            place = attention.get_buffer(target)
+            values[f"{path}.{target}"] = place, _read_kv_scale(stored, len(place))
+    for place, value in values.values():
+        place.copy_(value)
+
+
+def _read_kv_scale(stored: StoredTensor, num_kv_heads: int) -> Tensor:
+    """Return a scale as float32 [num_kv_heads]."""
+    require_float(stored)
+    if stored.num_elements not in (1, num_kv_heads):
+        raise CheckpointError(
+            f"{stored.name}: has shape {list(stored.shape)}; must be one scale, or one for each of "
+            f"{num_kv_heads} KV heads"
+        )
+    value = read_tensor(stored).flatten().float()
+    if not bool((value.isfinite() & (value > 0)).all()):
+        raise CheckpointError(f"{stored.name}: must be positive (got {value.tolist()})")
+    return value.expand(num_kv_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive elements of a stored tensor, and their destination."""
+
+    tensor: StoredTensor
+    start: int  # first element
+    destination: Tensor  # of any shape and strides
+
+    @property
+    def num_bytes(self) -> int:
+        """Number of bytes in the file."""
+        return self.tensor.bytes_of(self.destination.numel())
+
+    @property
+    def num_staged_bytes(self) -> int:
+        """Number of bytes of its elements on the host, before they are cast."""
+        return self.destination.numel() * self.tensor.dtype.itemsize
+
+
+def split_into_spans(
+    placed: Iterable[tuple[StoredTensor, Tensor]], max_bytes: int
+) -> Iterator[Span]:
+    """Cut tensors into spans of at most `max_bytes`, in file order.
+
+    Args:
+        placed: tensors, each with a destination. A strided one is cut into whole rows.
+    """
+    for tensor, place in sorted(placed, key=lambda pair: (pair[0].file, pair[0].offset)):
+        start = 0
+        num_elements = max_bytes // tensor.dtype.itemsize
+        if place.is_contiguous():
+            parts = torch.split(place.view(-1), num_elements)
+        else:
+            parts = torch.split(place, max(1, num_elements * len(place) // place.numel()))
+        for part in parts:
+            yield Span(tensor, start, part)
+            start += part.numel()
+
+
+def read_spans(
+    spans: Sequence[Span],
+    copier: Copier | None,
+    *,
+    num_threads: int,
+    on_read: Callable[[int], object] = lambda num_bytes: None,
+) -> None:
+    """Fill the destinations of `spans`, using `num_threads` threads.
+
+    At most two spans per thread are in flight, which bounds the memory. `on_read` is called in the
+    calling thread with the bytes of each span that has been read. On return, also after an error,
+    all threads have ended and no copy is in flight.
+
+    Args:
+        copier: copies data to its destination; None if that is on the host.
+
+    Raises:
+        CheckpointError: a file cannot be opened or read, or is too short.
+    """
+    waiting = iter(spans)
+    under_way: dict[Future[None], tuple[Span, Buffer | None]] = {}
+    with ExitStack() as stack:
+        files: dict[Path, io.FileIO] = {}
+        for span in spans:
+            if span.tensor.file not in files:
+                files[span.tensor.file] = stack.enter_context(open_file(span.tensor.file))
+        staging = None
+        if copier is not None:
+            staging = Staging(copier, max((span.num_staged_bytes for span in spans), default=0))
+            stack.callback(staging.finish)
+        pool = stack.enter_context(ThreadPoolExecutor(num_threads, thread_name_prefix="weights"))
+        # Leaving the block, for whatever reason, waits for the few spans in flight.
+        while True:
+            for span in islice(waiting, 2 * num_threads - len(under_way)):
+                buffer = None if staging is None else staging.lend()
+                future = pool.submit(_read_span, files[span.tensor.file], span, buffer)
+                under_way[future] = span, buffer
+            if not under_way:
+                return
+            for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                span, buffer = under_way.pop(future)
+                future.result()
+                if staging is not None and buffer is not None:
+                    staging.send(buffer, span.tensor.dtype, span.destination)
+                on_read(span.num_bytes)
+
+
+def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
+    """Read a span into `buffer` unchanged or, without a buffer, into its destination."""
+    if buffer is not None:
+        if buffer.pending is not None:
+            buffer.pending.synchronize()
+        memory = buffer.memory[: span.num_staged_bytes]
+        if span.tensor.is_in_blocks:
+            elements = read_elements(file, span.tensor, span.start, span.destination.numel())
+            memory.copy_(elements.view(torch.uint8))
+        else:
+            read_into(memory, file, span.tensor, span.start)
+    elif not span.destination.is_contiguous():
+        elements = read_elements(file, span.tensor, span.start, span.destination.numel())
+        span.destination.copy_(elements.view(span.destination.shape))
+    elif span.destination.dtype == span.tensor.dtype and not span.tensor.is_in_blocks:
+        read_into(span.destination.view(torch.uint8), file, span.tensor, span.start)
+    else:
+        start = span.start
+        for part in torch.split(span.destination, _CAST_ELEMENTS):
+            elements = read_elements(file, span.tensor, start, part.numel())
+            start += part.numel()
+            for to, source in zip(
+                torch.split(part, _SERIAL_ELEMENTS),
+                torch.split(elements, _SERIAL_ELEMENTS),
+                strict=True,
+            ):
+                to.copy_(source)
+
+
+def match_changes(
+    changes: Mapping[str, LowRank],
+    placed: Sequence[tuple[StoredTensor, Tensor]],
+    names: TensorNames,
+) -> dict[str, LowRank]:
+    """Return an adapter's changes by the checkpoint's names of the tensors.
+
+    Args:
+        changes: by the names that the modules had in training.
+        placed: the tensors to load, and their destinations.
+        names: how the checkpoint names our tensors.
+
+    Raises:
+        CheckpointError: the checkpoint has no such tensor of floats, or it has another shape.
+    """
+    stored = {tensor.name: tensor for tensor, place in placed if place.dtype in FLOATS.values()}
+    prefix = names.find_prefix(stored)
+    found: dict[str, LowRank] = {}
+    for trained, change in changes.items():
+        # transformers names parts of models with a vision part otherwise than their files do.
+        spellings = [
+            prefix + trained.removeprefix(p) for p in names.prefixes if trained.startswith(p)
+        ]
+        name = next((each for each in (trained, *spellings) if each in stored), None)
+        if name is None:
+            raise CheckpointError(
+                f"{change.a.name}: the base has no {trained} of floats, into which it could be "
+                "merged; if the base is quantised, set base_model_name_or_path in "
+                "adapter_config.json to one that is not"
+            )
+        is_head = name == names.of(HEAD, prefix)
+        change = replace(change, transposed=names.transposed and not is_head)
+        if (shape := stored[name].shape) != change.shape:
+            raise CheckpointError(
+                f"{change.a.name}: is for a weight of shape {list(change.shape)}, but the base's "
+                f"{name} has {list(shape)}"
+            )
+        found[name] = change
+    return found
 
 
 def initialise_weights(

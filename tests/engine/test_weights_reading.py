@@ -21,8 +21,7 @@ from engine.checkpoint.tensor_files.elements import read_tensor
 from engine.checkpoint.tensor_files.headers import SINGLE, read_headers
 from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.errors import CheckpointError
-from engine.weights.reading import Span, read_spans, split_into_spans
-from engine.weights.staging import CudaCopier
+from engine.weights.loader import CudaCopier, Span, read_spans, split_into_spans
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CASTS = [
