@@ -1,14 +1,20 @@
-"""What `trident serve` shows of the server's log, and how it names itself."""
+"""What `trident serve` shows of the server's log, how it names itself, and what it suggests."""
+
+from __future__ import annotations
 
 import io
+import json
+import shlex
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from client.commands.announcement import own_name
+from client.commands.announcement import curl_line, own_name
 from client.commands.server_display import ServerLog, stopped_by_signals
 
 DIED = "2026-11-20 16:56:00.000 WARNING trident.engine: the engine process hung; starting it"
@@ -71,3 +77,21 @@ def test_what_nohup_made_ignored_stays_ignored() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("model", "embeds", "field"),
+    [
+        ("demo", False, "messages"),
+        ("/models/a", False, "text_input"),
+        ("/models/a", True, "sampling_parameters"),
+    ],
+)
+def test_the_model_can_answer_it(model: str, embeds: bool, field: str) -> None:
+    server: Any = SimpleNamespace(
+        config=SimpleNamespace(model=model), http_url="localhost:8000", model="ensemble"
+    )
+    *_, body = shlex.split(curl_line(server, embeds=embeds))
+    asked = json.loads(body)
+    assert field in asked
+    assert ("return_embedding" in body) == embeds == ("max_tokens" not in asked)

@@ -1,4 +1,4 @@
-"""Checkpoints that bring code: it is never run, and what needs it is refused."""
+"""Checkpoints that bring code, which is never run, or pointers of git LFS instead of files."""
 
 import json
 import pickle
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine import LLM
-from engine.errors import TridentError
+from engine.errors import CheckpointError, TridentError
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.pickles import Payload, replace_weights_by_a_pickle
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
@@ -75,3 +75,17 @@ def test_code_beside_an_architecture_that_we_have_is_not_run(checkpoint: Path, m
     change(checkpoint / "tokenizer_config.json", tokenizer_class="Evil")
     assert LLM(model=str(checkpoint)).generate(["Hello"])[0].outputs[0].token_ids
     assert not mark.exists()
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "a.gguf"])
+def test_a_pointer_of_git_lfs(tmp_path: Path, name: str) -> None:
+    tokenizer = byte_level_tokenizer()
+    write_checkpoint(tmp_path, vocab_size=len(tokenizer))
+    save_tokenizer(tokenizer, tmp_path)
+    (tmp_path / name).write_text(POINTER)
+    model = tmp_path / name if name.endswith(".gguf") else tmp_path
+    with pytest.raises(CheckpointError, match=rf"{name}: is a pointer of Git LFS.*git lfs pull"):
+        LLM(model=str(model), device="cpu")

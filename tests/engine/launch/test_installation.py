@@ -1,4 +1,4 @@
-"""Finding a tritonserver that fits the running Python."""
+"""Finding a tritonserver and a libpython that fit the running Python."""
 
 from pathlib import Path
 
@@ -13,11 +13,13 @@ from engine.launch.installation import (
     from_wheel,
     python_version,
 )
+from engine.launch.libpython import find_libpython, library_name
 from tests.engine.launch.installations import (
     OTHER_VERSION,
     installation_of,
     make_release,
     make_wheel,
+    touch,
 )
 
 
@@ -62,3 +64,18 @@ def test_incomplete_trees_are_none(tmp_path: Path) -> None:
     assert from_release(tmp_path / "bin" / "tritonserver") is None
     assert from_wheel(tmp_path) is None
     assert installation_of(from_release(make_release(tmp_path, None))).stubs == {}
+
+
+def test_first_folder_that_has_it(tmp_path: Path) -> None:
+    touch(tmp_path / "b" / library_name())
+    touch(tmp_path / "c" / library_name())
+    found = find_libpython([tmp_path / "a", tmp_path / "b", tmp_path / "c"])
+    assert found == tmp_path / "b" / library_name()
+
+
+def test_missing_names_the_package(tmp_path: Path) -> None:
+    with pytest.raises(ServerStartError, match=library_name()) as caught:
+        find_libpython([tmp_path])
+    assert f"libpython{python_version()}" in caught.value.hint
+    assert "uv venv" in caught.value.hint
+    assert "conda" in caught.value.hint

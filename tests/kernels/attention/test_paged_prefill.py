@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kernels import device
 from kernels.attention.paged_prefill import paged_prefill_attention, reference
+from kernels.attention.paged_prefill_tiles import settings
+from kernels.device import HOPPER
 from tests.kernels.attention.attention_cases import FP8, PagedCase, dense_attention, paged_case
 from tests.kernels.support import DEVICE, TOLERANCES, assert_close, each_dtype, padded, randn
 
@@ -285,3 +287,46 @@ def test_wrong_arguments_are_named() -> None:
     fails("scale: must be positive", scale=0.0)
     fails("sliding_window: must be positive", sliding_window=0)
     fails("soft_cap: must be positive", soft_cap=-1.0)
+
+
+@each_dtype
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_token_alone_gets_the_same_bits_as_in_any_chunk(
+    window: int | None, dtype: torch.dtype
+) -> None:
+    case = windowed(CHUNKS, LENGTHS, window, dtype=dtype)
+    query = randn(sum(CHUNKS), 6, 64, dtype=dtype, seed=3)
+    options = {"sliding_window": window, "is_invariant": True}
+    with patch.object(device, "limits", return_value=replace(device.HOPPER, num_sms=1)):
+        together = prefill(query, case, CHUNKS, **options)
+    assert_close(together, dense(query, case, CHUNKS, sliding_window=window))
+    first = 0
+    for row, (chunk, length) in enumerate(zip(CHUNKS, LENGTHS, strict=True)):
+        for token in range(0, chunk, 7):
+            alone = replace(
+                case,
+                block_tables=case.block_tables[row : row + 1],
+                seq_lens=torch.full_like(case.seq_lens[:1], length - chunk + token + 1),
+            )
+            own = query[first + token : first + token + 1]
+            assert torch.equal(prefill(own, alone, [1], **options)[0], together[first + token])
+        first += chunk
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "cache", "rows"),
+    [
+        (8192, 1, torch.bfloat16, 128),
+        (2048, 1, torch.bfloat16, 128),
+        (8192, 8, torch.bfloat16, 64),  # chunks of 1,024 tokens
+        (8192, 8, FP8, 128),
+        (64, 1, torch.bfloat16, 64),  # too few to occupy the GPU
+    ],
+)
+def test_long_chunks_have_large_tiles(
+    tokens: int, sequences: int, cache: torch.dtype, rows: int
+) -> None:
+    tile = settings(4 * tokens, sequences, 8, 128, torch.bfloat16, cache, HOPPER)
+    assert tile["BLOCK_M"] == rows
+    fixed = settings(4 * tokens, sequences, 8, 128, torch.bfloat16, cache, HOPPER, is_fixed=True)
+    assert fixed["BLOCK_M"] == 64

@@ -1,19 +1,24 @@
 import gc
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.ragged import Int32s
 from engine.execution.memory.kv_caches import (
     allocate_host_cache,
     allocate_kv_cache,
     distinct_caches,
+    move_blocks,
     plan_host_cache,
     zeroed_on_demand,
 )
 from engine.models.kv_groups import KVGroups
 from kernels.block_copy import BlockCopier
+from tests.factories.sampling import EMPTY
 
 
 @given(
@@ -94,3 +99,27 @@ def test_the_caches_of_all_layers_are_one_allocation(dtype: torch.dtype) -> None
     for i, cache in enumerate(caches):
         cache.fill_(i)
     assert all((cache.float() == i).all() for i, cache in enumerate(caches))
+
+
+def pairs(*moves: tuple[int, int]) -> Int32s:
+    return np.array(moves, dtype=np.int32).reshape(-1, 2)
+
+
+def test_nothing_is_overwritten_before_it_is_read() -> None:
+    device = torch.arange(6.0)[:, None].repeat(1, 4)
+    host = 10 + torch.arange(3.0)[:, None].repeat(1, 4)
+    schedule = replace(
+        EMPTY,
+        swap_out=pairs((1, 0), (2, 1)),
+        copies=pairs((3, 1), (1, 4)),  # block 1 went out, and has a new owner
+        swap_in=pairs((2, 3), (0, 2)),  # 3 has been copied; host's 0 has just come
+    )
+    move_blocks(BlockCopier([device], [host]), schedule)
+    assert host[:, 0].tolist() == [1, 2, 12]
+    assert device[:, 0].tolist() == [0, 3, 1, 12, 1, 5]
+
+
+def test_a_step_may_move_nothing() -> None:
+    device = torch.ones(2, 4)
+    move_blocks(BlockCopier([device]), EMPTY)
+    assert device.eq(1).all()

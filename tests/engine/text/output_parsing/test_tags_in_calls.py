@@ -1,4 +1,4 @@
-"""Tags in the arguments of a call, which close nothing."""
+"""Tags in the arguments of a call, which close nothing, and calls whose first tag is missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.text.detokenizer import Detokenizer
-from tests.engine.text.output_parsing.test_families import read, shorthand
+from tests.engine.text.output_parsing.test_families import FORMS, read, shorthand
 from tests.factories.tagged import Form, format_of, tagged
 
 TAGS = ("<tool_call>", "</tool_call>")
@@ -101,4 +101,33 @@ def test_calls_that_are_wrong_end_with_their_tag(form: Form, name: str, call: st
     assert calls_in(tagged(TAGS, form), answer, name) == [
         ("tool_call", "<tool_call>", call),
         ("content", "</tool_call>", " b"),
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ["auto", "qwen3_coder"])
+def test_qwen3_coder_forgets_what_opens_a_call(form: Form, name: str) -> None:
+    tags = ("<tool_call>", "</tool_call>")
+    detokenizer = tagged(tags, form)
+    if name == "auto":
+        detokenizer = tagged((*tags, "<function=f>"), "text")
+    answer = "Hm.\n<function=f>\n</function>\n</tool_call>\n<tool_call>\n<function=g></tool_call>"
+    assert shorthand(read(detokenizer, answer, format_of(detokenizer, "none", name))) == [
+        ("content", "", "Hm.\n"),
+        ("tool_call", "<function=", "f>\n</function>\n"),
+        ("content", "</tool_call>", "\n"),
+        ("tool_call", "<tool_call>", "\n<function=g>"),
+        ("content", "</tool_call>", ""),
+    ]
+
+
+@pytest.mark.parametrize("form", ["special", "added"])
+def test_a_call_may_begin_in_what_text_began(form: Form) -> None:
+    detokenizer = tagged(("<tool_call>", "</tool_call>"), form)
+    answer = "In <function=f>:\n<tool_call>\n<function=g></tool_call>"
+    assert shorthand(read(detokenizer, answer, format_of(detokenizer, "none", "qwen3_coder"))) == [
+        ("content", "", "In "),
+        ("tool_call", "<function=", "f>:\n"),
+        ("tool_call", "<tool_call>", "\n<function=g>"),
+        ("content", "</tool_call>", ""),
     ]
