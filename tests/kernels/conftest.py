@@ -20,7 +20,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernels import device
-from tests.kernels.support import poison
+from tests.kernels.support import poison, take_path
 
 RUNS = device.INTERPRETED or torch.cuda.is_available()
 _ALLOCATORS = ("empty", "empty_like")
@@ -44,6 +44,13 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _ALLOCATORS:
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+
+
+@pytest.fixture(params=["triton", "torch"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run a test on the kernel and on the implementation for CPUs."""
+    take_path(request.param, monkeypatch)
+    return request.param
 
 
 @pytest.fixture

@@ -3,18 +3,11 @@ import torch
 import torch.nn.functional as F
 
 from kernels.matmul import matmul, reference
-from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn, take_path
+from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
 
 # Rows, columns, depth: less than a tile of each dtype, whole tiles, several bands of them.
 SHAPES = [(1, 1, 1), (3, 40, 33), (64, 64, 64), (129, 70, 130), (40, 200, 96)]
 DEEP = (33, 80, 200)
-
-
-@pytest.fixture(params=["triton", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test on the kernel and on the implementation for CPUs."""
-    take_path(request.param, monkeypatch)
-    return request.param
 
 
 def test_the_reference_is_torchs_own() -> None:

@@ -2,14 +2,9 @@ import pytest
 import torch
 
 from kernels.experts.combine import combine, reference
-from tests.kernels.support import DEVICE, assert_close, each_dtype, poison, randn, take_path
+from tests.kernels.support import DEVICE, assert_close, each_dtype, poison, randn
 
-
-@pytest.fixture(params=["triton", "torch"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run every test on the kernel and on the implementation for CPUs."""
-    take_path(request.param, monkeypatch)
-    return request.param
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def _chosen(num_tokens: int, top_k: int) -> torch.Tensor:

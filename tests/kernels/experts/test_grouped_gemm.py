@@ -11,15 +11,7 @@ from kernels.experts.sorting import ExpertBlocks, sort_by_expert
 from kernels.quantized import codes as formats
 from kernels.quantized.codes import Codes, Kind, stack, unpack
 from tests.kernels.quantized.test_wna16_gemm import weight_of
-from tests.kernels.support import (
-    DEVICE,
-    TOLERANCES,
-    assert_close,
-    each_dtype,
-    padded,
-    randn,
-    take_path,
-)
+from tests.kernels.support import DEVICE, TOLERANCES, assert_close, each_dtype, padded, randn
 
 GPT_OSS = ExpertActivation(alpha=1.702, limit=0.7, offset=1.0)  # a limit that values reach
 
@@ -31,13 +23,6 @@ each_activation = pytest.mark.parametrize(
     "activation", [ExpertActivation(), GPT_OSS], ids=["silu", "gpt-oss with bias"]
 )
 each_size = pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-
-
-@pytest.fixture(params=["triton", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test on the kernel and on the implementation for CPUs."""
-    take_path(request.param, monkeypatch)
-    return request.param
 
 
 def _experts(num_tokens: int, top_k: int, num_experts: int) -> Tensor:

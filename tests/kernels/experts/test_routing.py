@@ -7,14 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.experts.routing import reference, route
-from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn, take_path
-
-
-@pytest.fixture(params=["triton", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test on the kernel and on the implementation for CPUs."""
-    take_path(request.param, monkeypatch)
-    return request.param
+from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn
 
 
 def test_the_reference_is_softmax_then_top_k() -> None:

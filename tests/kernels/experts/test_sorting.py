@@ -5,14 +5,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels.experts.sorting import ExpertBlocks, most_blocks, reference, sort_by_expert
-from tests.kernels.support import DEVICE, take_path
-
-
-@pytest.fixture(params=["triton", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test on the kernel and on the implementation for CPUs."""
-    take_path(request.param, monkeypatch)
-    return request.param
+from tests.kernels.support import DEVICE
 
 
 def _experts(num_tokens: int, top_k: int, num_experts: int, seed: int = 0) -> Tensor:

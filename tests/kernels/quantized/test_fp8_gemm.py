@@ -6,7 +6,7 @@ from kernels.e4m3 import FP8
 from kernels.quantized.fp8_gemm import GROUP, fp8_linear, reference
 from kernels.quantized.rows import quantize_rows
 from kernels.quantized.splits import plan_splits
-from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn, take_path
+from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn
 
 # Rows, columns, depth: less than a tile, several tiles, splits of the depth, whose last is short.
 SHAPES = [(1, 1, 16), (3, 40, 200), (17, 70, 1100), (129, 144, 144)]
@@ -15,12 +15,6 @@ each_dtype = pytest.mark.parametrize(
 )
 # Rows of the weight that share a scale of 128 inputs; None: each row has one scale.
 each_scale = pytest.mark.parametrize("block", [None, 1, 64], ids=str)
-
-
-@pytest.fixture(params=["triton", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    take_path(request.param, monkeypatch)
-    return request.param
 
 
 def operands(

@@ -5,16 +5,14 @@ from kernels.cpu.activation import Activation
 from kernels.gated_activation import gated_activation
 from kernels.quantized.gated_rows import gated_rows
 from kernels.quantized.rows import quantize_rows
-from tests.kernels.support import DEVICE, TOLERANCES, padded, randn, take_path
+from tests.kernels.support import DEVICE, TOLERANCES, padded, randn
 
 each_dtype = pytest.mark.parametrize(
     "dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32], ids=str
 )
 
 
-@pytest.fixture(params=["triton", "torch"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_path(request.param, monkeypatch)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 @each_dtype

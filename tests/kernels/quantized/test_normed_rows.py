@@ -4,16 +4,14 @@ import torch
 from kernels.quantized.normed_rows import normed_rows
 from kernels.quantized.rows import quantize_rows
 from kernels.rms_norm import rms_norm
-from tests.kernels.support import DEVICE, TOLERANCES, assert_close, padded, randn, take_path
+from tests.kernels.support import DEVICE, TOLERANCES, assert_close, padded, randn
 
 each_dtype = pytest.mark.parametrize(
     "dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32], ids=str
 )
 
 
-@pytest.fixture(params=["triton", "torch"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_path(request.param, monkeypatch)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 @each_dtype

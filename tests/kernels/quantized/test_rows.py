@@ -3,12 +3,9 @@ import torch
 
 from kernels.e4m3 import FP8
 from kernels.quantized.rows import quantize_rows, reference
-from tests.kernels.support import DEVICE, each_dtype, padded, randn, take_path
+from tests.kernels.support import DEVICE, each_dtype, padded, randn
 
-
-@pytest.fixture(params=["triton", "torch"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_path(request.param, monkeypatch)
+pytestmark = pytest.mark.usefixtures("path")
 
 
 @each_dtype

@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels import device
 from kernels.quantized.codes import BITS, Codes, Kind, expert, pack, stack, unpack
 from kernels.quantized.wna16_gemm import reference, wna16_linear
-from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn, take_path
+from tests.kernels.support import DEVICE, TOLERANCES, assert_close, randn
 
 # Rows, columns, depth, inputs per scale: less than a tile, several, splits of the depth, runs of
 # 16 to 128 inputs, and a depth that is no multiple of two runs.
@@ -24,12 +24,6 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 each_dtype = pytest.mark.parametrize(
     "dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32], ids=str
 )
-
-
-@pytest.fixture(params=["triton", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    take_path(request.param, monkeypatch)
-    return request.param
 
 
 def weight_of(
