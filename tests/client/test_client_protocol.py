@@ -27,8 +27,8 @@ from client.retry import RetryPolicy
 from tests.client import fake_triton
 from tests.client.command import main
 from tests.client.fake_triton import FakeTriton, Piece, serve
-from tests.client.waiting import eventually
 from tests.server.gateway.running import running
+from tests.waiting import eventually
 
 ROOT = Path(cli.__file__).parents[1]
 COMMAND = [sys.executable, "-c", "from client.cli import main; main()"]

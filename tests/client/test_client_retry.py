@@ -19,6 +19,7 @@ from client.errors import (
 )
 from tests.client.clients import Connect
 from tests.client.fake_triton import HELLO, Answer, FakeTriton, Piece, serve
+from tests.waiting import eventually
 
 QUICK = RetryPolicy(attempts=4, first_delay_s=0.05, factor=2, max_delay_s=0.2)
 GONE = "in ensemble 'ensemble', the engine process has died; the request is lost [code=unavailable]"
@@ -183,9 +184,7 @@ class TestServerThatIsAway:
                 time.sleep(0.1)
             server, _ = serve(FakeTriton(), free_url)
             started = time.monotonic()
-            while not client.is_ready():
-                assert time.monotonic() - started < 10
-                time.sleep(0.05)
+            assert eventually(client.is_ready, 10)
             # Unbounded, it would be near 2 s by now, and up to 120 s later on.
             assert time.monotonic() - started < 3
         server.stop(grace=None).wait()
@@ -196,8 +195,7 @@ class TestServerThatIsAway:
         following: list[grpc.Server] = []
 
         def restart() -> None:
-            while not triton.requests:
-                time.sleep(0.01)
+            assert eventually(lambda: triton.requests)
             server.stop(grace=None).wait()
             following.append(serve(FakeTriton(pieces=HELLO), url)[0])
 

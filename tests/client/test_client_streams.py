@@ -15,6 +15,7 @@ from client import AsyncTridentClient, Chunk, Completion, RetryPolicy, TridentCl
 from client.errors import RequestCancelledError, UnavailableError
 from client.response import read_chunks
 from tests.client.fake_triton import HELLO, FakeTriton, Piece
+from tests.waiting import eventually
 
 # Programs that end with a stream open.
 HELD = """
@@ -115,10 +116,7 @@ class TestSyncStream:
         before = _client_threads()
         for _ in range(5):
             _generate(triton.url)
-        deadline = time.monotonic() + 60
-        while len(_client_threads()) > len(before) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert len(_client_threads()) <= len(before)
+        assert eventually(lambda: len(_client_threads()) <= len(before))
 
 
 def _generate(url: str) -> None:
@@ -190,8 +188,7 @@ class TestAsyncStream:
         async def run() -> None:
             async with AsyncTridentClient(triton.url) as client:
                 task = asyncio.create_task(client.generate("a"))
-                while not triton.requests:
-                    await asyncio.sleep(0.01)
+                assert await asyncio.to_thread(eventually, lambda: triton.requests)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -205,8 +202,7 @@ class TestAsyncStream:
         async def run() -> bool:
             async with AsyncTridentClient(triton.url) as client:
                 task = asyncio.create_task(client.generate("a"))
-                while not triton.requests:
-                    await asyncio.sleep(0.01)
+                assert await asyncio.to_thread(eventually, lambda: triton.requests)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -238,8 +234,7 @@ class TestAsyncStream:
         async def run() -> None:
             client = AsyncTridentClient(triton.url)
             task = asyncio.create_task(client.generate("a"))
-            while not triton.requests:
-                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(eventually, lambda: triton.requests)
             await client.close()
             with pytest.raises(RequestCancelledError):
                 await task

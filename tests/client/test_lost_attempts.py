@@ -15,16 +15,14 @@ from client import AsyncTridentClient, QueueFullError, RetryPolicy, UnavailableE
 from tests.client.clients import Connect
 from tests.client.fake_triton import HELLO, Answer, FakeTriton, Piece
 from tests.client.proxy import proxy
+from tests.waiting import eventually
 
 QUICK = RetryPolicy(attempts=4, first_delay_s=0.05, factor=2, max_delay_s=0.2)
 SLOW = [Piece({0: "never"}, delay_s=30)]
 
 
 def _wait_for_a_request(triton: FakeTriton) -> None:
-    deadline = time.monotonic() + 60
-    while not triton.requests:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert eventually(lambda: triton.requests)
 
 
 def _order(triton: FakeTriton) -> list[str]:

@@ -18,7 +18,7 @@ from openai import APIError, InternalServerError, OpenAI
 from client import cli
 from engine.launch.environment import RUN_ID
 from tests.client.scripted_model import write_repository
-from tests.client.waiting import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 

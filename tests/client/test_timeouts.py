@@ -20,6 +20,7 @@ from client import (
 )
 from tests.client.clients import Connect
 from tests.client.fake_triton import HELLO, Answer, FakeTriton, Piece
+from tests.waiting import eventually
 
 SILENT = [Piece({0: "a"}), Piece({0: "b"}, delay_s=30)]
 
@@ -69,10 +70,9 @@ class TestRead:
             chunks = client.stream("a")
             next(chunks)
             chunks.close()  # type: ignore[attr-defined]
-        deadline = time.monotonic() + 60
-        while any(each.name == "trident-read-timer" for each in threading.enumerate()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert eventually(
+            lambda: "trident-read-timer" not in {each.name for each in threading.enumerate()}
+        )
 
 
 class TestTotal:

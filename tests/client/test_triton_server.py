@@ -18,7 +18,7 @@ from client.errors import InvalidRequestError, RequestTimeoutError
 from engine.launch.errors import ServerStartError
 from engine.launch.server import TritonServer
 from tests.client.scripted_model import write_repository
-from tests.client.waiting import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 

@@ -1,12 +1,11 @@
 """The metrics of a running server, as numbers."""
 
-import time
 import urllib.request
-from collections.abc import Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.launch.server import TritonServer
+from tests.waiting import eventually
 
 Numbers = dict[str, float]
 
@@ -34,19 +33,10 @@ def scrape(server: TritonServer) -> Numbers:
 def assert_idle(server: TritonServer) -> None:
     """Assert that nothing is left of requests that have ended; gauges are reported now and then."""
     gauges = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-    wait_for(lambda: not any(scrape(server)[name] for name in gauges))
+    eventually(lambda: not any(scrape(server)[name] for name in gauges))
     numbers = scrape(server)
     assert {name: numbers[name] for name in gauges} == dict.fromkeys(gauges, 0)
     assert numbers["engine_up"] == 1
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class Change:
@@ -68,7 +58,7 @@ class Change:
         def seen(change: Numbers) -> Numbers:
             return {name: change[name] for name in names}
 
-        wait_for(lambda: seen(self.now()) == names)
+        eventually(lambda: seen(self.now()) == names)
         change = self.now()
         assert seen(change) == names
         return change

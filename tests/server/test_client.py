@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from engine.launch.server import TritonServer
 from tests.client.clients import BOTH, AnyClient
 from tests.factories.tokenizers import byte_level_tokenizer
 from tests.server.engine_process import engine_process
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -34,10 +34,7 @@ def connect(request: pytest.FixtureRequest) -> Callable[..., AnyClient]:
 
 
 def _in_flight(client: TridentClient, number: int) -> None:
-    deadline = time.monotonic() + 30
-    while (seen := client.health().num_in_flight) != number:
-        assert time.monotonic() < deadline, f"{seen} requests in flight"
-        time.sleep(0.02)
+    assert eventually(lambda: client.health().num_in_flight == number, 30)
 
 
 def test_health(server: TritonServer, connect: Callable[..., AnyClient]) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -42,10 +42,7 @@ def test_health_tells_the_truth_while_the_engine_process_is_gone(
         caller.one("engine", health=True)
     with pytest.raises(InferError, match="the engine process"):
         caller.one(text_input="ab", max_tokens=4)
-    deadline = time.monotonic() + 60
-    while caller.generate({"health": True}, model="engine")[0] != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert eventually(lambda: caller.generate({"health": True}, model="engine")[0] == 200)
     assert caller.one(text_input="ab", max_tokens=4)
     health = json.loads(caller.one("engine", health=True)["health"][0])
     assert health["num_restarts"] == restarts + 1
@@ -92,8 +89,9 @@ def test_http_has_ids_too(slow_caller: Caller) -> None:
     body = {"sampling_parameters": '{"ignore_eos": true}', "id": "over http", **LONG}
     with ThreadPoolExecutor() as pool:
         events = pool.submit(slow_caller.generate_stream, body)
-        while not json.loads(slow_caller.one("engine", health=True)["health"][0])["num_in_flight"]:
-            time.sleep(0.001)
+        assert eventually(
+            lambda: json.loads(slow_caller.one("engine", health=True)["health"][0])["num_in_flight"]
+        )
         status, answer = slow_caller.generate({"stop": True, "id": "over http"})
         assert (status, answer["text_output"]) == (200, "")
         reasons = [event["finish_reason"] for event in events.result()]

@@ -3,8 +3,6 @@
 import http.client
 import json
 import re
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -12,6 +10,7 @@ import pytest
 
 from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -29,15 +28,6 @@ def test_64_streams_answer_as_each_does_alone(caller: Caller) -> None:
         together = list(pool.map(answer, prompts))
     assert together == alone
     assert len(set(alone)) > 32
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @pytest.mark.parametrize("model", ["ensemble", "engine"])
@@ -59,7 +49,7 @@ def test_a_client_that_leaves_frees_its_request(
     for stream in streams:
         with closing(stream):
             next(stream)
-    assert wait_for(lambda: len(aborted()) == before + 3), server.log[-2000:]
+    assert eventually(lambda: len(aborted()) == before + 3), server.log[-2000:]
     # The engine checks its blocks each time it falls idle, and would end if one were lost.
     inputs = {"text_input": "~" * 10, "max_tokens": 500, "return_num_output_tokens": True, **LONG}
     assert caller.one(**inputs)["num_output_tokens"] == [500]
@@ -76,7 +66,7 @@ def test_an_http_client_that_leaves_its_stream_frees_its_request(
     assert response.read(2000).startswith(b"data:")
     response.close()
     connection.close()
-    assert wait_for(lambda: slow_server.log.count("request aborted") == before + 1)
+    assert eventually(lambda: slow_server.log.count("request aborted") == before + 1)
 
 
 def test_a_full_queue_refuses_at_once(caller: Caller) -> None:

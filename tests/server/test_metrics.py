@@ -17,7 +17,8 @@ from tests.server.caller import Caller, InferError
 from tests.server.conftest import MAX_MODEL_LEN
 from tests.server.engine_process import engine_process
 from tests.server.otlp import Collector, Span
-from tests.server.scraping import Change, assert_idle, scrape, wait_for
+from tests.server.scraping import Change, assert_idle, scrape
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -66,7 +67,7 @@ def long_inputs(**params: Any) -> dict[str, Any]:
 
 
 def test_every_series_is_there_from_the_start(server: TritonServer, checkpoint: Path) -> None:
-    assert wait_for(lambda: scrape(server)["cache_config_info"] == 1)
+    assert eventually(lambda: scrape(server)["cache_config_info"] == 1)
     numbers = scrape(server)
     for name in HISTOGRAMS:
         assert {f"{name}_sum", f"{name}_count", f"{name}_bucket +Inf"} <= numbers.keys()
@@ -139,7 +140,7 @@ def test_what_runs_waits_is_preempted_and_turned_away(server: TritonServer, call
             next(stream)
         answers = [pool.submit(list, ask([9 + i] * 20)) for i in range(num_more)]
         answers += [pool.submit(list, stream) for stream in running]
-        assert wait_for(is_busy)
+        assert eventually(is_busy)
         errors = [str(e) for each in answers if (e := each.exception()) is not None]
     assert errors
     assert all("Maximum queue size" in error for error in errors)
@@ -238,7 +239,7 @@ def test_traces_follow_a_request_through_the_stages(
         return {span.name: span for span in collector.spans if span.trace_id == trace_id}
 
     stages = {"tokenizer", "engine", "detokenizer"}
-    assert wait_for(lambda: {"InferRequest", "ensemble", *stages} <= spans().keys())
+    assert eventually(lambda: {"InferRequest", "ensemble", *stages} <= spans().keys())
     found = spans()
     assert found["InferRequest"].parent_id == parent_id
     assert found["ensemble"].parent_id == found["InferRequest"].span_id
@@ -272,12 +273,12 @@ def test_the_death_of_the_engine_counts_what_it_took_along(
     errors = [error for stream in streams if (error := error_of(stream))]
     assert errors
     assert all("died" in error for error in errors)
-    assert wait_for(lambda: scrape(server)["engine_up"] == 0)
+    assert eventually(lambda: scrape(server)["engine_up"] == 0)
     assert scrape(server)["num_requests_running"] == 0
     assert scrape(server)["kv_cache_usage_perc"] == 0
     with pytest.raises(InferError, match="engine process"):
         caller.one("engine", input_ids=[1])
-    assert wait_for(lambda: scrape(server)["engine_up"] == 1, 60)
+    assert eventually(lambda: scrape(server)["engine_up"] == 1, 60)
     caller.one("engine", input_ids=[1], sampling_parameters='{"max_tokens": 1}')
     change.becomes(
         request_success_total__error=len(errors),

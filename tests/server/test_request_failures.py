@@ -3,7 +3,6 @@
 import json
 import queue
 import struct
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from engine.launch.server import TritonServer
 from engine.text.tokenizer import Tokenizer
 from tests.server.caller import Caller
 from tests.server.raw_requests import request
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -55,10 +55,7 @@ def others(caller: Caller) -> Iterator[Iterator[dict[str, list[Any]]]]:
 
 
 def wait_for(caller: Caller, num_in_flight: int) -> None:
-    deadline = time.monotonic() + 30
-    while health(caller)["num_in_flight"] != num_in_flight:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert eventually(lambda: health(caller)["num_in_flight"] == num_in_flight, 30)
 
 
 @pytest.mark.usefixtures("others")

@@ -2,11 +2,11 @@
 
 import json
 import socket
-import time
 
 import pytest
 
 from tests.server.caller import Caller
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -19,10 +19,9 @@ ASKED = {
 
 
 def wait_until_idle(caller: Caller) -> None:
-    deadline = time.monotonic() + 60
-    while json.loads(caller.one("engine", health=True)["health"][0])["num_in_flight"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert eventually(
+        lambda: not json.loads(caller.one("engine", health=True)["health"][0])["num_in_flight"]
+    )
 
 
 def open_http_stream(caller: Caller) -> socket.socket:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -19,6 +18,7 @@ from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError, read_outputs
 from tests.server.conftest import MAX_MODEL_LEN
 from tests.server.engine_process import engine_process
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.usefixtures("quiet_log")]
 
@@ -51,12 +51,6 @@ class Unary:
     def num_in_flight(self) -> int:
         health = self._caller.one("engine", health=True)["health"][0]
         return int(json.loads(health)["num_in_flight"])
-
-    def wait_for(self, is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not is_so():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
 
     def close(self) -> None:
         self._channel.close()
@@ -211,9 +205,9 @@ def test_an_error_keeps_its_status(
 
 def test_a_cancelled_request_is_aborted(slow: Unary) -> None:
     future = slow.future(request_id="leaves", **LONG)
-    slow.wait_for(lambda: slow.num_in_flight() == 1)
+    assert eventually(lambda: slow.num_in_flight() == 1)
     future.cancel()
-    slow.wait_for(lambda: slow.num_in_flight() == 0)
+    assert eventually(lambda: slow.num_in_flight() == 0)
     assert "request cancelled request_id=leaves " in slow.server.log
 
 
@@ -230,7 +224,7 @@ def test_stop_ends_a_request_with_what_it_has(
     slow: Unary, slow_caller: Caller, through: str
 ) -> None:
     future = slow.future(request_id="unary-7", return_finish_reason=True, **LONG)
-    slow.wait_for(lambda: slow.num_in_flight() == 1)
+    assert eventually(lambda: slow.num_in_flight() == 1)
     answer = slow_caller.one(through, request_id="unary-7", stop=True, return_finish_reason=True)
     assert (answer["finish_reason"], answer["text_output"]) == (["abort"], [""])
     assert read_outputs(future.result())["finish_reason"] == ["abort"]
@@ -239,14 +233,14 @@ def test_stop_ends_a_request_with_what_it_has(
 def test_more_than_may_wait_are_refused(slow: Unary) -> None:
     """And when the clients of the others leave, nothing is left of them."""
     futures = [slow.future(**LONG) for _ in range(420)]  # 256 run, 70 wait
-    slow.wait_for(lambda: sum(future.done() for future in futures) >= 50)
+    assert eventually(lambda: sum(future.done() for future in futures) >= 50)
     for future in futures:
         if future.done():
             assert future.exception().code() is grpc.StatusCode.UNAVAILABLE
             assert "Maximum queue size of " in future.exception().details()
         else:
             future.cancel()
-    slow.wait_for(lambda: slow.num_in_flight() == 0)
+    assert eventually(lambda: slow.num_in_flight() == 0)
 
 
 def test_many_at_once_are_all_answered(unary: Unary) -> None:
@@ -261,12 +255,12 @@ def test_when_the_engine_dies_its_requests_end(unary: Unary, caller: Caller) -> 
         return caller.generate({"health": True}, model="engine")[0] == 200
 
     future = unary.future(**LONG)
-    unary.wait_for(lambda: unary.num_in_flight() == 1)
+    assert eventually(lambda: unary.num_in_flight() == 1)
     engine_process(unary.server).kill()
     error = future.exception()
     assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert "the engine process has died; the request is lost" in error.details()
-    unary.wait_for(is_ready)
+    assert eventually(is_ready)
     assert unary.one(text_input="ab", max_tokens=4)["text_output"]
 
 

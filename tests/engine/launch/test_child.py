@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from engine.launch import child
-from tests.client.waiting import eventually
+from tests.waiting import eventually
 
 PATIENCE_S = 0.2
 

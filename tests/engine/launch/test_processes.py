@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from engine.launch import processes
 from engine.launch.environment import RUN_ID
 from engine.launch.processes import kill_all
 from tests.engine.launch.installations import touch
+from tests.waiting import eventually
 
 
 def test_kill_all_finds_a_child_in_a_session_of_its_own() -> None:
@@ -22,8 +22,7 @@ def test_kill_all_finds_a_child_in_a_session_of_its_own() -> None:
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, RUN_ID: "another-run"})
     try:
         # Linux shows the environment a moment after the program has been started.
-        while RUN_ID not in psutil.Process(child.pid).environ():
-            time.sleep(0.01)
+        assert eventually(lambda: RUN_ID in psutil.Process(child.pid).environ())
         kill_all("trident-test-run")
         assert not psutil.pid_exists(child.pid)
         child.wait()

@@ -11,6 +11,8 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from tests.waiting import eventually
+
 WATCHING = """
 import time
 from engine.service.parent import end_with_parent
@@ -37,15 +39,6 @@ def is_gone(process: psutil.Process) -> bool:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def wait_for(processes: list[psutil.Process], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not all(map(is_gone, processes)):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.fixture
@@ -76,7 +69,7 @@ def test_all_stubs_of_a_killed_server_end_and_their_regions_go(
             time.sleep(1.2)
             assert not any(map(is_gone, stubs))
             server.kill()
-        assert wait_for(stubs)
+        assert eventually(lambda: all(map(is_gone, stubs)), 10)
         assert [region.exists() for region in regions] == [False, False, True]
     finally:
         server.kill()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from client.gateway.processes.server import make_server
 from client.gateway.settings import GatewaySettings
 from engine.launch.ports import pick_free
+from tests.waiting import eventually
 
 
 @contextmanager
@@ -20,11 +20,8 @@ def running(settings: GatewaySettings) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        deadline = time.monotonic() + 30
-        while not server.started:
-            assert thread.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert eventually(lambda: server.started or not thread.is_alive(), 30)
+        assert server.started
         yield f"127.0.0.1:{port}"
     finally:
         server.should_exit = True

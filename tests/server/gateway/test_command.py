@@ -15,9 +15,9 @@ from openai import OpenAI
 
 from engine.launch.ports import pick_free
 from engine.launch.server import TritonServer
-from tests.client.waiting import eventually
 from tests.factories.readmes import ROOT, Example, examples
 from tests.server.gateway.test_operation import call
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 

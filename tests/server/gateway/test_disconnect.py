@@ -13,7 +13,8 @@ import pytest
 
 from client import TridentClient
 from engine.launch.server import TritonServer
-from tests.server.scraping import Change, assert_idle, scrape, wait_for
+from tests.server.scraping import Change, assert_idle, scrape
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -62,7 +63,7 @@ def until(direct: TridentClient, number: int, limit_s: float) -> None:
 
 def is_cut_short(change: Change, limit_s: float = 60.0) -> bool:
     """Wait for a sequence that has ended before its last token."""
-    return wait_for(lambda: change.now()["request_success_total abort"] > 0, limit_s)
+    return eventually(lambda: change.now()["request_success_total abort"] > 0, limit_s)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -118,7 +119,9 @@ def test_also_of_a_request_that_waits(
         await asyncio.to_thread(until, direct, NUM_OTHERS, 60)
         last = await begin()
         await asyncio.to_thread(until, direct, NUM_OTHERS + 1, 60)
-        assert await asyncio.to_thread(wait_for, lambda: scrape(server)["num_requests_waiting"] > 1)
+        assert await asyncio.to_thread(
+            eventually, lambda: scrape(server)["num_requests_waiting"] > 1
+        )
         change = Change(server)
         last.transport.abort()
         await asyncio.to_thread(until, direct, NUM_OTHERS, 60)

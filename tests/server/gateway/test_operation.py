@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from client.gateway.settings import GatewaySettings
 from engine.launch.ports import pick_free
 from engine.launch.server import TritonServer
-from tests.client.waiting import eventually
 from tests.server.gateway.conftest import MODEL
 from tests.server.gateway.running import running
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 

@@ -24,6 +24,7 @@ import pytest
 from client.gateway.security.body_limits import MAX_BUFFERED_BYTES
 from engine.launch.ports import pick_free
 from engine.launch.server import TritonServer
+from tests.waiting import eventually
 
 MIB = 2**20
 MAX_GROWTH = 100 * MIB
@@ -98,10 +99,7 @@ def gateway(resilient: TritonServer) -> Iterator[Gateway]:
     command = [sys.executable, "-m", "client.cli", "gateway", "--port", str(port)]
     with subprocess.Popen([*command, "--triton-url", resilient.grpc_url]) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not _is_open(port):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            assert eventually(lambda: _is_open(port))
             made = Gateway(port, process.pid)
             made.start()
             yield made

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.client.waiting import eventually
 from tests.server.resilience.kill_server import GONE_WITHIN_S
 from tests.server.resilience.launched import Running, launched
 from tests.server.resilience.restart import (
@@ -20,6 +19,7 @@ from tests.server.resilience.restart import (
     wrong_ends,
 )
 from tests.server.resilience.service import checkpoint
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 

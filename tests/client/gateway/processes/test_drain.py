@@ -18,6 +18,7 @@ import pytest
 
 from engine.launch.ports import pick_free
 from tests.client.fake_triton import FakeTriton, Piece
+from tests.waiting import eventually
 
 WORDS = [f"w{i} " for i in range(20)]
 END = Piece({0: ""}, finished=(0,), final=True)
@@ -62,10 +63,7 @@ def _is_open(port: int) -> bool:
 
 
 def _wait_until_open(port: int) -> None:
-    deadline = time.monotonic() + 30
-    while not _is_open(port):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert eventually(lambda: _is_open(port), 30)
 
 
 def test_a_stream_is_not_lost(gateway: tuple[subprocess.Popen[bytes], int]) -> None:

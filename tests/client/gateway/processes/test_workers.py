@@ -21,7 +21,7 @@ import pytest
 from engine.launch.ports import pick_free
 from tests.client.fake_triton import FakeTriton, Piece
 from tests.client.gateway.asking import ask, complete
-from tests.client.waiting import eventually
+from tests.waiting import eventually
 
 NUM_WORKERS = 2
 WORDS = [f"w{i} " for i in range(40)]

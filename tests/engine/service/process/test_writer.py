@@ -15,7 +15,7 @@ from engine.service import channel
 from engine.service.channel import Channel
 from engine.service.process import serve
 from engine.service.process.serve import Writer
-from tests.engine.service.stub.clients import wait_for
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_outputs_go_out_before_put_returns(
     writer = Writer(writing)
     writer.put(Starting("a message of the thread"))
     assert reading.receive() == Starting("a message of the thread")
-    wait_for(lambda: writer._is_idle)
+    assert eventually(lambda: writer._is_idle)
     for uid in range(3):
         time.sleep(serve._INTERVAL_PER_ROW_S)
         before = num_unread(reading)

@@ -3,8 +3,6 @@
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from engine.protocol.messages import Ready, Stats
 from engine.service.stub.engine_client import EngineClient, Observer
 from engine.service.stub.stream import NewRequest
 from tests.engine.service.stub.test_stream import Recorder, ids
+from tests.waiting import eventually
 
 FAKE = "tests.engine.service.stub.fake_engine"
 
@@ -78,20 +77,13 @@ def assert_alive(client: EngineClient) -> None:
     assert tokens(sink) == [100, 101, 102]
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 60) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def wait_until_ready(client: EngineClient) -> None:
-    wait_for(lambda: client.health.state == "ready")
+    assert eventually(lambda: client.health.state == "ready")
 
 
 def wait_until_dead(client: EngineClient, pid: int) -> None:
     """Wait until the client has noticed that the process `pid` has gone."""
-    wait_for(lambda: client.health.state != "ready" or client.process_id != pid)
+    assert eventually(lambda: client.health.state != "ready" or client.process_id != pid)
 
 
 def kill(client: EngineClient, how: int = signal.SIGKILL) -> None:
@@ -105,7 +97,7 @@ def pause(client: EngineClient) -> None:
     """Stop the process, and wait until each of its threads has stopped."""
     os.kill(client.process_id, signal.SIGSTOP)
     tasks = Path(f"/proc/{client.process_id}/task")
-    wait_for(
+    assert eventually(
         lambda: all(
             (task / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
             for task in tasks.iterdir()

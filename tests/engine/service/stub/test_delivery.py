@@ -6,6 +6,7 @@ from engine.protocol.messages import Chunk
 from engine.service.stub.delivery import Delivery
 from engine.service.stub.stream import NewRequest, RequestStream
 from tests.engine.service.stub.test_stream import Recorder, ids, out
+from tests.waiting import eventually
 
 
 def new_stream(sink: Recorder | None = None) -> RequestStream:
@@ -17,8 +18,7 @@ def test_tokens_that_come_fast_share_responses_but_the_first_and_last_do_not_wai
     delivery, stream = Delivery(lambda stream: None), new_stream(sink)
     stream.append(out(0, 0))
     delivery.put([stream])
-    while not sink.responses:
-        time.sleep(0.0001)
+    assert eventually(lambda: sink.responses)
     stream.next_due = time.monotonic() + 60  # as if there were very many streams
     for token_id in range(1, 100):
         stream.append(out(0, token_id, finish="length" if token_id == 99 else None))

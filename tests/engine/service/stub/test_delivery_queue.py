@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from engine.service.stub.delivery import DeliveryQueue
 from engine.service.stub.stream import NewRequest, RequestStream
 from tests.engine.service.stub.test_stream import Recorder
+from tests.waiting import eventually
 
 
 def new_stream() -> RequestStream:
@@ -89,10 +90,7 @@ def test_many_threads_lose_no_turn() -> None:
             wanted[stream] = number
             due = 0.0 if (number + place) % 3 else time.monotonic() + 0.001
             queue.put([(stream, due)])
-    deadline = time.monotonic() + 30
-    while seen != wanted:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    assert eventually(lambda: seen == wanted, 30)
     queue.close()
     for thread in threads:
         thread.join(5)

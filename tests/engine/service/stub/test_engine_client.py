@@ -23,6 +23,7 @@ from engine.service import channel
 from engine.service.stub.engine_client import EngineClient
 from tests.engine.service.stub.clients import Unobserved, assert_alive, start, submit, tokens
 from tests.engine.service.stub.fake_engine import BAD_REQUEST, BUG, FULL, HANGS
+from tests.waiting import eventually
 
 
 def test_requests_are_answered_side_by_side(client: EngineClient) -> None:
@@ -148,13 +149,12 @@ def test_the_process_ends_with_its_parent_even_inside_a_step(tmp_path: Path) -> 
         time.sleep(0.1)
         os.kill(child, 0)
         parent.kill()
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def has_ended() -> bool:  # maybe a zombie: nobody here reaps orphans
         try:
             state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
-            return
-        if state == "Z":  # it has ended, though nobody here reaps orphans
-            return
-        time.sleep(0.05)
-    pytest.fail("the engine process outlived its parent")
+            return True
+        return state == "Z"
+
+    assert eventually(has_ended)

@@ -26,10 +26,10 @@ from tests.engine.service.stub.clients import (
     pause,
     start,
     submit,
-    wait_for,
     wait_until_ready,
 )
 from tests.engine.service.stub.test_stream import Recorder
+from tests.waiting import eventually
 
 
 def closes(client: EngineClient, within_s: float) -> bool:
@@ -83,10 +83,7 @@ def test_close_does_not_wait_for_a_process_that_loads(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     old = client.process_id
     os.kill(old, signal.SIGKILL)
-    deadline = time.monotonic() + 60
-    while client.process_id == old:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert eventually(lambda: client.process_id != old)
     assert closes(client, within_s=2.5)  # less than one that is up may take to end
 
 
@@ -183,7 +180,7 @@ def test_a_cancelled_request_counts_until_the_process_has_let_it_go() -> None:
     with pytest.raises(QueueFullError, match="Maximum queue size of 3 requests"):
         submit(client, 1)
     os.kill(client.process_id, signal.SIGCONT)
-    wait_for(lambda: client.health.num_in_flight == 0)
+    assert eventually(lambda: client.health.num_in_flight == 0)
     assert_alive(client)
     client.close()
 
@@ -263,7 +260,9 @@ def test_each_end_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -
     broken = Broken()
     client.submit(NewRequest([1], {"max_tokens": 1_000_000}), lambda uid: broken)
     assert broken.ended.wait(60)  # its client does not wait for ever
-    wait_for(lambda: client.health.num_in_flight == 0)  # nor does the engine work for nobody
+    assert eventually(
+        lambda: client.health.num_in_flight == 0
+    )  # nor does the engine work for nobody
     cancelled, _ = submit(client, 1, 1_000_000)
     client.abort(cancelled)
     assert_alive(client)

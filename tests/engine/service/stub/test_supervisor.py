@@ -19,7 +19,6 @@ from tests.engine.service.stub.clients import (
     kill,
     start,
     submit,
-    wait_for,
     wait_until_dead,
     wait_until_ready,
 )
@@ -32,6 +31,7 @@ from tests.engine.service.stub.fake_engine import (
     HANGS_WHEN_IDLE,
     STEP_FAILS,
 )
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("first", [STEP_FAILS, DIES])
@@ -75,10 +75,7 @@ def test_what_keeps_it_from_starting_again_is_for_the_log_only(
     client = EngineClient(config, Unobserved(), python=str(python), module=FAKE)
     python.unlink()
     kill(client)
-    deadline = time.monotonic() + 10
-    while "could not be started" not in client.health.detail:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert eventually(lambda: "could not be started" in client.health.detail, 10)
     with pytest.raises(
         EngineDeadError,
         match=r"^the engine process could not be started again; another one is being started, try",
@@ -138,9 +135,9 @@ def test_an_engine_that_hangs_anywhere_in_its_loop_is_noticed(kind: int) -> None
     pid = client.process_id
     uid, sink = submit(client, kind, 1_000_000 if kind == HANGS_IN_ABORT else 1)
     if kind == HANGS_IN_ABORT:
-        wait_for(lambda: bool(sink.responses))
+        assert eventually(lambda: bool(sink.responses))
         client.abort(uid)
-    wait_for(lambda: client.process_id != pid)
+    assert eventually(lambda: client.process_id != pid)
     assert sink.ended.wait(60)
     wait_until_ready(client)
     assert_alive(client)

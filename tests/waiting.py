@@ -9,5 +9,5 @@ def eventually(condition: Callable[[], object], seconds: float = 60) -> bool:
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.05)
+        time.sleep(0.01)
     return bool(condition())
