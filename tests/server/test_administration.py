@@ -1,8 +1,9 @@
-"""Administration is closed to clients; what they read stays open."""
+"""Administration is closed to clients, what they read stays open, configurations are as written."""
 
 from __future__ import annotations
 
 import grpc
+import psutil
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -56,3 +57,7 @@ def test_what_clients_read_stays_open(
     for path in ("/v2", "/v2/models/ensemble", "/v2/models/ensemble/config", "/v2/models/stats"):
         assert http_request(server, "GET", path, None, {})[0] == 200
     assert stub.ModelStatistics(service_pb2.ModelStatisticsRequest(), timeout=30).model_stats
+
+
+def test_triton_completes_no_configuration_of_our_repository(server: TritonServer) -> None:
+    assert "--disable-auto-complete-config" in psutil.Process(server.pid).cmdline()

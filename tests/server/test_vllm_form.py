@@ -3,10 +3,8 @@
 import json
 import os
 import re
-import shutil
 import signal
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,38 +17,17 @@ from tritonclient.grpc import service_pb2_grpc
 
 from client import InvalidRequestError, TridentClient
 from engine.demo.prompts import DEMO_PROMPTS
-from engine.launch.installation import model_repository
 from engine.launch.model_configs import UNARY
-from engine.launch.security import ADMIN_KEY, HTTP_HEADER
+from engine.launch.security import HTTP_HEADER
 from engine.launch.server import TritonServer
 from tests.server import vllm_client
 from tests.server.caller import Caller, InferError
+from tests.server.conftest import VLLM_KEY as KEY
+from tests.server.conftest import VLLM_MODEL as MODEL
 from tests.server.engine_process import engine_process
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
-
-
-MODEL = "vllm_model"  # vllm_backend's samples call it so
-KEY = "k" * 20
-
-
-@pytest.fixture(scope="module")
-def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    repository = tmp_path_factory.mktemp("repository")
-    return Path(shutil.copytree(model_repository(), repository, dirs_exist_ok=True))
-
-
-@pytest.fixture(scope="module")
-def vllm_server(repository: Path) -> Iterator[TritonServer]:
-    arguments = ["--model-config-name=vllm", "--disable-auto-complete-config"]
-    arguments += ["--model-control-mode=explicit"]
-    arguments += [f"--load-model={MODEL}", f"--load-model={UNARY}"]
-    environ = {**os.environ, ADMIN_KEY: KEY}
-    settings = {"dtype": "float32", "served_model_name": MODEL}
-    with TritonServer(
-        settings, arguments=arguments, repository=repository, ports=0, environ=environ
-    ) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
@@ -239,21 +216,20 @@ def test_plain_infer_takes_litellms_shapes(vllm_caller: Caller) -> None:
 
 @pytest.mark.parametrize("stage", ["detokenizer", "engine", "tokenizer", UNARY])
 def test_each_stage_can_be_reloaded_alone(
-    vllm_caller: Caller, vllm_server: TritonServer, repository: Path, stage: str
+    vllm_caller: Caller, vllm_server: TritonServer, vllm_repository: Path, stage: str
 ) -> None:
     before = vllm_caller.one(text_input="Hi", sampling_parameters=sampling(max_tokens=4))
     infer(vllm_caller, "Hi", max_tokens=4)
     stubs = stub_processes(vllm_server)
-    (repository / stage / "1" / "model.py").touch()  # Triton reloads what has changed
+    (vllm_repository / stage / "1" / "model.py").touch()  # Triton reloads what has changed
     url = f"http://{vllm_server.http_url}/v2/repository/models/{stage}/load"
     request = urllib.request.Request(url, b"{}", {HTTP_HEADER: KEY})
     with urllib.request.urlopen(request, timeout=60):
         pass
     assert len(stub_processes(vllm_server) - stubs) == 1
-    deadline = time.monotonic() + 60
-    while len(stub_processes(vllm_server)) != len(stubs):  # the old one ends with its engine
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert eventually(
+        lambda: len(stub_processes(vllm_server)) == len(stubs)
+    )  # the old one ends with its engine
     after = vllm_caller.one(text_input="Hi", sampling_parameters=sampling(max_tokens=4))
     assert after == before
     assert infer(vllm_caller, "Hi", max_tokens=4) == before["text_output"][0]

@@ -16,6 +16,7 @@ from engine.text.tokenizer import Tokenizer
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tagged import tagged_tokenizer
 from tests.factories.tokenizers import save_tokenizer
+from tests.server.conftest import Share
 from tests.server.gateway.running import running
 from tests.server.gateway.tools import CALL, TAGS, TEMPLATE, written
 
@@ -96,8 +97,13 @@ def tool_tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
-def tool_gateway(tool_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`host:port` of a gateway in front of that model."""
+def tool_server(
+    share: Share,
+    request: pytest.FixtureRequest,
+    tool_tokenizer: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> TritonServer:
+    """One with that model."""
     folder: Path = tmp_path_factory.mktemp("tools")
     eos = tool_tokenizer.eos_token_id
     write_checkpoint(
@@ -108,10 +114,13 @@ def tool_gateway(tool_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) 
         "dtype": "float32",
         "num_gpu_blocks_override": 300,
     }
-    with (
-        TritonServer(settings, ports=0, start_timeout_s=120) as server,
-        running(GatewaySettings(triton_urls=(server.grpc_url,))) as address,
-    ):
+    return share(request, TritonServer(settings, ports=0, start_timeout_s=120))
+
+
+@pytest.fixture(scope="module")
+def tool_gateway(tool_server: TritonServer) -> Iterator[str]:
+    """`host:port` of a gateway in front of it."""
+    with running(GatewaySettings(triton_urls=(tool_server.grpc_url,))) as address:
         yield address
 
 
@@ -124,7 +133,7 @@ def blanks(tool_tokenizer: Any) -> dict[str, int]:
     }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tool_openai(tool_gateway: str) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"http://{tool_gateway}/v1", api_key="none", max_retries=0) as client:
         yield client

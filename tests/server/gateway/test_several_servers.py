@@ -7,8 +7,8 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, aclosing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,26 +24,22 @@ from tests.server.gateway.running import running
 
 pytestmark = pytest.mark.server
 
-NUM_GROUPS, NUM_QUESTIONS = 10, 8
+NUM_GROUPS, NUM_QUESTIONS = 13, 8
 PREFIX_CHARACTERS = 400
 MAX_TOKENS = 400  # a quarter of a second and more
 
 
 @pytest.fixture(scope="module")
-def servers(checkpoint: Path) -> Iterator[list[TritonServer]]:
-    settings = {"model": str(checkpoint), "dtype": "float32", "num_gpu_blocks_override": 150}
-    made = [TritonServer(settings, ports=0, start_timeout_s=120) for _ in range(2)]
-    # A server ends with the thread that started it, so the threads outlast the servers.
-    with ThreadPoolExecutor() as threads, ExitStack() as stack:
-        starts = [threads.submit(stack.enter_context, server) for server in made]
-        wait(starts)  # where one fails, the other is stopped
-        for start in starts:
-            start.result()
-        yield made
+def servers(server: TritonServer, checkpoint: Path) -> Iterator[list[TritonServer]]:
+    """That of most tests, and another one, to be killed, with as large a cache."""
+    settings: dict[str, Any] = {"model": str(checkpoint), "dtype": "float32"}
+    settings["num_gpu_blocks_override"] = server.config.num_gpu_blocks_override
+    with TritonServer(settings, ports=0, start_timeout_s=120) as another:
+        yield [server, another]
 
 
 def _trace() -> list[str]:
-    """Return questions on ten long texts, in random order: more than one cache can hold."""
+    """Return questions on long texts, in random order: more than one cache can hold."""
     chance = random.Random(5)
     words = [f"word{i}" for i in range(200)]
     texts = [" ".join(chance.choices(words, k=200))[:PREFIX_CHARACTERS] for _ in range(NUM_GROUPS)]

@@ -1,16 +1,14 @@
-"""A server for the short versions: few sequences, so that requests have to wait."""
-
-from collections.abc import Iterator
+"""Servers for the short versions of the drills."""
 
 import pytest
 
 from engine.launch.server import TritonServer
-from tests.server.release import released_all
+from tests.server.conftest import Share
+from tests.server.resilience.kill_engine import SETTINGS
 from tests.server.resilience.service import serving
 
 
-@pytest.fixture(scope="package")
-def resilient() -> Iterator[TritonServer]:
-    with serving(max_num_seqs=8, num_gpu_blocks_override=2400) as server:
-        yield server
-    assert released_all(server)
+@pytest.fixture(scope="session")
+def killable(share: Share, request: pytest.FixtureRequest) -> TritonServer:
+    """One whose engine process is killed; its queue is short."""
+    return share(request, serving(**SETTINGS, max_num_seqs=64, max_num_queued_reqs=4))

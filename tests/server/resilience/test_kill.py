@@ -12,25 +12,13 @@ from engine.launch.server import TritonServer
 from tests.server.resilience.chorus import Chorus
 from tests.server.resilience.conversation import Answer
 from tests.server.resilience.desk import Desk
-from tests.server.resilience.kill_engine import (
-    SETTINGS,
-    Round,
-    kill_client,
-    kill_engine,
-    stop_engine,
-)
+from tests.server.resilience.kill_engine import Round, kill_client, kill_engine, stop_engine
 from tests.server.resilience.kill_server import TARGETS, kill_server
 from tests.server.resilience.launched import plain
 from tests.server.resilience.processes import Footprint
-from tests.server.resilience.service import checkpoint, serving
+from tests.server.resilience.service import checkpoint
 
 Kind = Callable[[TritonServer, Chorus, random.Random], Coroutine[Any, Any, Round]]
-
-
-@pytest.fixture(scope="module")
-def killable() -> Iterator[TritonServer]:
-    with serving(**SETTINGS) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,7 +14,6 @@ from tritonclient.grpc import service_pb2_grpc
 from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process
-from tests.server.release import released_all
 
 pytestmark = pytest.mark.server
 
@@ -39,32 +37,18 @@ def read_to_end(stream: Iterator[dict[str, list[Any]]]) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint: Path) -> Iterator[TritonServer]:
-    settings = {
-        "model": str(checkpoint),
-        "dtype": "float32",
-        "num_gpu_blocks_override": 400,
-        "max_num_seqs": 64,
-        "max_num_queued_reqs": 4,
-    }
-    with TritonServer(settings, ports=0, start_timeout_s=120) as server:
-        yield server
-    assert released_all(server)
-
-
-@pytest.fixture(scope="module")
-def caller(server: TritonServer) -> Iterator[Caller]:
-    with closing(Caller(server.grpc_url, server.http_url)) as caller:
+def caller(killable: TritonServer) -> Iterator[Caller]:
+    with closing(Caller(killable.grpc_url, killable.http_url)) as caller:
         yield caller
 
 
 def test_a_flood_before_the_tokenizer_is_refused_and_the_rest_is_answered(
-    server: TritonServer, caller: Caller
+    killable: TritonServer, caller: Caller
 ) -> None:
     # Each takes the tokenizer milliseconds, to be refused for its length in the end.
     chat = json.dumps([{"role": "user", "content": "x" * 80}] * 1000)
     request = caller.request("tokenizer", messages=chat)
-    with grpc.insecure_channel(server.grpc_url) as channel:
+    with grpc.insecure_channel(killable.grpc_url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         calls = [stub.ModelInfer.future(request, timeout=60) for _ in range(400)]
         errors = [call.exception() for call in calls]
@@ -86,7 +70,7 @@ def test_a_burst_that_fits_into_free_slots_is_served(caller: Caller) -> None:
 
 
 def test_requests_that_the_engine_took_along_are_released(
-    server: TritonServer, caller: Caller
+    killable: TritonServer, caller: Caller
 ) -> None:
     """Their errors must not overtake what is still in the detokenizer, which is kept busy here."""
     begun = threading.Barrier(NUM_STREAMS + 1)
@@ -100,7 +84,7 @@ def test_requests_that_the_engine_took_along_are_released(
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         answers = [pool.submit(answer, index) for index in range(NUM_STREAMS)]
         begun.wait(60)
-        engine_process(server).kill()
+        engine_process(killable).kill()
         errors = [each.result() for each in answers]
     # Some may have had their last tokens under way.
     assert {error for error in errors if error} == {
