@@ -251,3 +251,5 @@ def test_when_the_engine_dies_everybody_hears_of_it(
             list(stream)
     with pytest.raises(InferError, match="the engine process"):
         vllm_caller.one(text_input="Hi")
+    with TridentClient(vllm_server.grpc_url, model=MODEL) as client:
+        assert eventually(client.is_ready)  # other tests use this server

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,13 @@ def checkpoint(max_model_len: int = MAX_MODEL_LEN) -> Iterator[Path]:
 
 
 @contextmanager
-def serving(arguments: Sequence[str] = (), **settings: Any) -> Iterator[TritonServer]:
-    """Run a server with `settings` of the engine and additional `arguments` of tritonserver."""
+def serving(repository: Path | None = None, **settings: Any) -> Iterator[TritonServer]:
+    """Run a server with `settings` of the engine, on Trident's model repository or another one."""
     with (
         checkpoint() as model,
         TritonServer(
             {"model": str(model), "dtype": "float32", **settings},
-            arguments=arguments,
+            repository=repository,
             ports=0,
             start_timeout_s=START_TIMEOUT_S,
         ) as server,

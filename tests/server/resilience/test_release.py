@@ -11,9 +11,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
+from client import TridentClient
 from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
 
@@ -91,3 +93,5 @@ def test_requests_that_the_engine_took_along_are_released(
         "in ensemble 'ensemble', the engine process has died; the request is lost "
         "[code=unavailable]"
     }
+    with TridentClient(killable.grpc_url) as client:
+        assert eventually(client.is_ready)  # other tests use this server
