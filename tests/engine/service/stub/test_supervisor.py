@@ -107,7 +107,7 @@ def test_it_says_why_the_process_died(
 def test_a_stopped_process_is_noticed_and_replaced() -> None:
     client = start(heartbeat_timeout_s=2)
     _, sink = submit(client, 1, 1_000_000)
-    time.sleep(0.1)
+    assert eventually(lambda: sink.responses)
     pid = client.process_id
     os.kill(pid, signal.SIGSTOP)
     assert sink.ended.wait(6)
