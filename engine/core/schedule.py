@@ -29,6 +29,8 @@ MAX_STOP_TOKEN_IDS = 16
 class Admissions(SamplingColumns[NDArray[Any]]):
     """The A sequences that get a slot in a step: new ones, and ones resumed after a preemption.
 
+    It has the arrays [A] of `SamplingColumns` too.
+
     Attributes:
         slots: int32 [A].
         token_ids: prompt and output so far, at least one token each.
@@ -36,13 +38,12 @@ class Admissions(SamplingColumns[NDArray[Any]]):
         num_computed_tokens: int32 [A], tokens whose KV is in the cache.
         min_tokens, max_tokens: int32 [A], limits of the output.
         stop_token_ids: int32 [A, MAX_STOP_TOKEN_IDS], the first ones, padded with -1.
-        features: int32 [A], feature bits.
+        features: int32 [A], the feature bits of `kernels.step.sampling_columns`.
         seeds: uint64 [A].
         num_top_logprobs: int32 [A], most likely tokens to report beside the drawn one.
         bias_token_ids: tokens with a `logit_bias`, ascending.
         bias_values: float32, of each of these tokens.
         allowed_token_ids: lists of tokens.
-        temperature ...: [A], the sampling columns.
     """
 
     slots: Int32s

@@ -56,7 +56,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns(Generic[Array]):
-    """An array for each sampling setting, named as in `SamplingParams`."""
+    """An array for each sampling setting, named as the request's field."""
 
     temperature: Annotated[Array, Column("float32", off=0, on=1, bounds=(1e-37, 1e37))]
     top_k: Annotated[Array, Column("int32", off=0, on=2, feature=FILTERS)]

@@ -31,6 +31,8 @@ class SlotTables(SamplingColumns[Tensor]):
     `num_tokens` and `finish_reasons`, and only `count_tokens` changes `num_counted_tokens`. All of
     them run in stream order.
 
+    It has the tables [S] of `SamplingColumns` too.
+
     Attributes:
         num_groups: of layers, each with blocks of its own.
         buffer: int32 [N], all tables, one after the other.
@@ -49,11 +51,10 @@ class SlotTables(SamplingColumns[Tensor]):
         min_tokens: int32 [S], stop tokens among the first min_tokens output tokens are ignored.
         max_tokens: int32 [S], maximum number of output tokens.
         finish_reasons: int32 [S], RUNNING, STOP or LENGTH.
-        features: int32 [S], the sequence's feature bits.
+        features: int32 [S], the feature bits of `sampling_columns`.
         num_biases: int32 [S], entries of `bias_token_ids` and `bias_values`.
         num_counted_tokens: int32 [S], tokens that penalties have counted; 0 clears the counts.
         seeds: int64 [S], the bits of uint64 seeds.
-        temperature ...: [S], the sampling columns.
     """
 
     num_groups: int
