@@ -147,8 +147,12 @@ _REGISTRIES = (
     "client/gateway/tool_calls",
     "client/gateway/routes",
 )
-# What a process starts with: no other file imports it.
-_ENTRIES = re.compile(r"model_repository\..*|client\.cli|client\.commands\..*|.*\.worker")
+# What a process starts with: no other file imports it. And the routes of each API of the gateway,
+# with what serves them.
+_ENTRIES = re.compile(
+    r"model_repository\..*|client\.cli|client\.commands\..*|.*\.worker"
+    r"|client\.gateway\.\w+\.(router|serving(_\w+)?)"
+)
 _MAX_FILES = 22
 _MAX_IMPORTS = 20
 # Classes of one name in packages that one process loads; the other packages run in other processes.

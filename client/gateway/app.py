@@ -14,21 +14,14 @@ from fastapi_offline import FastAPIOffline
 from msgspec import Struct
 from starlette.middleware.cors import CORSMiddleware
 
+from client.gateway.anthropic import router as anthropic
 from client.gateway.errors import HANDLERS, is_anthropic
 from client.gateway.gateway import Gateway
 from client.gateway.http.answers import documented_error
 from client.gateway.observability.middleware import RequestLog
-from client.gateway.routes import (
-    chat,
-    completions,
-    embeddings,
-    messages,
-    models,
-    operation,
-    page,
-    responses,
-    tokens,
-)
+from client.gateway.openai import router as openai
+from client.gateway.responses import router as responses
+from client.gateway.routes import models, operation, page, tokens
 from client.gateway.schemas.errors import AnthropicErrorBody, ErrorBody
 from client.gateway.security.access import OPEN_PATHS, Access
 from client.gateway.security.body_limits import BodyLimits
@@ -152,7 +145,7 @@ def create_app(settings: GatewaySettings, shared: Path | None = None) -> FastAPI
         )
     app.add_middleware(RequestLog, metrics=gateway.metrics)
     complete_document(app, has_keys=gateway.quotas is not None)
-    every = (completions, chat, responses, messages, embeddings, tokens, models, operation, page)
+    every = (openai, responses, anthropic, tokens, models, operation, page)
     for routes in every:
         app.include_router(routes.router)
     return app

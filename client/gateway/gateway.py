@@ -13,7 +13,7 @@ from client.errors import TridentClientError
 from client.gateway.errors import ApiError, from_client, unsupported
 from client.gateway.http.sse import EventEncoder
 from client.gateway.observability.metrics import GatewayMetrics
-from client.gateway.responses.store import ResponseStore
+from client.gateway.responses.history import ResponseStore
 from client.gateway.routing.pool import ServerPool
 from client.gateway.security.access import tenant_of
 from client.gateway.security.quotas import Quotas

@@ -13,8 +13,8 @@ from msgspec import UNSET
 
 from client.errors import InvalidRequestError, TridentClientError
 from client.gateway.errors import from_client
+from client.gateway.openai.protocol import CompletionTokensDetails, PromptTokensDetails, Usage
 from client.gateway.routing.pool import ServerPool
-from client.gateway.schemas.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from client.gateway.schemas.limits import (
     MAX_CHAT_CHARACTERS,
     MAX_MESSAGES,

@@ -1,6 +1,6 @@
 """Fields of the gateway's requests against those of the engine."""
 
-from client.gateway.schemas.chat import ChatRequest
+from client.gateway.openai.protocol import ChatRequest
 from client.gateway.schemas.sampling import SamplingFields
 from client.gateway.schemas.tokens import TokenizeRequest
 from engine.request.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 
 from client.gateway.errors import ApiError
 from client.gateway.responses.names import CalledName
-from client.gateway.schemas.response_items import (
+from client.gateway.responses.protocol import (
     FunctionCallItem,
     FunctionCallOutputItem,
     Item,

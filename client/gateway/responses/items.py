@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from msgspec import Raw, Struct
@@ -11,10 +12,15 @@ from msgspec.json import Decoder
 from pydantic import TypeAdapter
 
 from client.gateway.errors import ApiError
-from client.gateway.responses.item_writers import new_id
-from client.gateway.schemas.response_items import InputItem, Item, ItemReference, MessageItem
-from client.gateway.schemas.response_request import InputItemsQuery, ResponseRequest
-from client.gateway.schemas.response_resource import ItemList
+from client.gateway.responses.protocol import (
+    InputItem,
+    InputItemsQuery,
+    Item,
+    ItemReference,
+    MessageItem,
+    ResponseRequest,
+)
+from client.gateway.responses.resource import ItemList
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 _RAW_ITEMS = Decoder(list[Raw])
@@ -98,3 +104,8 @@ def _listed(item: Item) -> dict[str, Any]:
         part |= {"text": item.content} | ({"annotations": [], "logprobs": []} if is_answer else {})
         made["content"] = [part]
     return made
+
+
+def new_id(prefix: str) -> str:
+    """Return an id that nobody else has."""
+    return f"{prefix}_{uuid4().hex}"

@@ -6,11 +6,16 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from client.gateway.chat.tools import refuse_too_many
 from client.gateway.errors import unsupported
+from client.gateway.openai.tools import refuse_too_many
 from client.gateway.responses.names import CalledName
-from client.gateway.schemas.response_request import ResponseRequest
-from client.gateway.schemas.response_tools import FunctionTool, HostedTool, NamespaceTool, Tool
+from client.gateway.responses.protocol import (
+    FunctionTool,
+    HostedTool,
+    NamespaceTool,
+    ResponseRequest,
+    Tool,
+)
 
 _PLACE = re.compile(r"\btools\[(\d+)\](?:\.function\b)?")
 

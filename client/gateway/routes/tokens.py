@@ -8,11 +8,11 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from client.errors import TridentClientError
-from client.gateway.chat.request import chat_parameters
 from client.gateway.errors import ApiError, from_client
 from client.gateway.gateway import Gateway, gateway_of
 from client.gateway.generation import check_chat
 from client.gateway.http.answers import REFUSALS, JsonAnswer, documented
+from client.gateway.openai.serving_chat import chat_parameters
 from client.gateway.routes.json_route import JsonRoute
 from client.gateway.schemas.tokens import (
     Detokenized,

@@ -9,12 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from client.errors import InvalidRequestError, UnsupportedRequestError
+from client.gateway.anthropic.protocol import MessagesRequest
 from client.gateway.errors import fault_of, from_client
-from client.gateway.schemas.chat import ChatRequest
-from client.gateway.schemas.completions import CompletionRequest
-from client.gateway.schemas.embeddings import EmbeddingsRequest
-from client.gateway.schemas.messages import MessagesRequest
-from client.gateway.schemas.response_request import ResponseRequest
+from client.gateway.openai.protocol import ChatRequest, CompletionRequest, EmbeddingsRequest
+from client.gateway.responses.protocol import ResponseRequest
 from client.gateway.schemas.sampling import Fields
 from client.gateway.schemas.tokens import DetokenizeRequest
 from client.gateway.settings import GatewaySettings

@@ -12,7 +12,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from client import TridentClient
-from client.gateway.embeddings import MAX_INPUTS
+from client.gateway.openai.serving_embeddings import MAX_INPUTS
 from engine import LLM
 from engine.launch.server import TritonServer
 from tests.server.caller import Caller

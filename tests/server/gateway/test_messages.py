@@ -208,7 +208,7 @@ def test_a_call_that_was_cut_off_ends_with_max_tokens(caller: Caller) -> None:
 def test_a_stream_that_omits_thinking_says_that_it_lives(
     tool_gateway: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.gateway.messages.call._QUIET_S", 0.0)
+    monkeypatch.setattr("client.gateway.anthropic.serving._QUIET_S", 0.0)
     begun = [RAIN, {"role": "assistant", "content": "<think>"}]
     asked: dict[str, Any] = {"model": "ensemble", "messages": begun, "max_tokens": 40}
     asked |= {"stream": True, "thinking": {"type": "adaptive", "display": "omitted"}}

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from client.gateway.errors import ApiError
 from client.gateway.responses.conversation import Conversation
-from client.gateway.schemas.response_items import InputItem
+from client.gateway.responses.protocol import InputItem
 
 ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[InputItem])
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
-from client.gateway.responses.call import OutputWriter
-from client.gateway.schemas.answers import TokenLogprob
+from client.gateway.openai.protocol import TokenLogprob
+from client.gateway.responses.serving import OutputWriter
 from client.gateway.tool_calls import TOOL_PARSERS, AnswerStream
 from client.protocol import Section
 from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, tool_call

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from client.gateway.responses.store import ResponseStore, StoredResponse
+from client.gateway.responses.history import ResponseStore, StoredResponse
 
 
 def stored(text: str, size: int = 2) -> StoredResponse:

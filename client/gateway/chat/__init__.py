@@ -1,1 +1,0 @@
-"""`/v1/chat/completions`, and what the other routes of chats share with it."""

@@ -1,0 +1,1 @@
+"""OpenAI's API: chats, completions, embeddings and models."""
