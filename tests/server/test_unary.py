@@ -170,7 +170,7 @@ ERRORS: dict[str, tuple[dict[str, Any], grpc.StatusCode, int, str]] = {
     "stop without an id": (
         {"stop": True},
         *(grpc.StatusCode.INVALID_ARGUMENT, 400),
-        "stop: needs the request id",
+        "stop: needs the id of the request to cancel",
     ),
     "unsupported": (
         {"text_input": "a", "image": ["x"]},
