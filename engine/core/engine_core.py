@@ -20,7 +20,7 @@ from engine.core.output_builder import OutputBuilder
 from engine.core.queue.queue_limits import QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 from engine.core.scheduler import Scheduler
 from engine.core.spec_decode.proposer import NgramProposer
 from engine.core.stats import StatsRecorder
@@ -238,7 +238,7 @@ class EngineCore:
         self._recorder.stepped(num_tokens, result)
         return StepOutputs.concatenated([failures, self._outputs_of(result)])
 
-    def _launch(self, schedule: Schedule) -> tuple[PendingStep, int]:
+    def _launch(self, schedule: SchedulerOutput) -> tuple[PendingStep, int]:
         """Launch a step; the host prepares the sampling while the forward pass runs."""
         self._runner.forward(schedule)
         pending = self._runner.sample(self.scheduler.constraints.batch(schedule))

@@ -26,7 +26,7 @@ MAX_STOP_TOKEN_IDS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Admissions(SamplingColumns[NDArray[Any]]):
+class NewRequestData(SamplingColumns[NDArray[Any]]):
     """The A sequences that get a slot in a step: new ones, and ones resumed after a preemption.
 
     It has the arrays [A] of `SamplingColumns` too.
@@ -94,7 +94,7 @@ class ForcedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class SchedulerOutput:
     """One step of B rows: swap out, copy and swap in blocks, then compute tokens.
 
     Rows of one token come first: decode and prefill are different kernels, and each gets one
@@ -125,7 +125,7 @@ class Schedule:
     wants_token: NDArray[np.bool_]
     num_output_tokens: Int32s
     num_decodes: int
-    admissions: Admissions
+    admissions: NewRequestData
     block_writes: BlockWrites
     swap_out: Int32s
     copies: Int32s
@@ -146,7 +146,7 @@ class Schedule:
         return int(self.num_tokens.sum())
 
 
-def num_sampled_rows(schedule: Schedule) -> int:
+def num_sampled_rows(schedule: SchedulerOutput) -> int:
     """Return the number of leading rows up to the last one that wants a token."""
     rows = np.flatnonzero(schedule.wants_token)
     return int(rows[-1]) + 1 if len(rows) else 0
@@ -189,13 +189,13 @@ class SamplingBatch:
 
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
-    """Log-probabilities of K tokens of `Samples`, before temperature, masks and penalties.
+    """Log-probabilities of K tokens of `SamplerOutput`, before temperature, masks and penalties.
 
     Those of a beam are after masks, biases and penalties of its log-probabilities; forbidden tokens
     have -inf.
 
     Attributes:
-        rows: int32 [K], indices in `Samples`.
+        rows: int32 [K], indices in `SamplerOutput`.
         logprobs: float32 [K], of the sampled tokens.
         ranks: int32 [K], 1 is the most likely token.
         num_top: int32 [K], how many of the most likely tokens are valid.
@@ -212,7 +212,7 @@ class SampledLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class SamplerOutput:
     """The R tokens of a step, one for each row that wants one, in their order.
 
     Attributes:
@@ -221,8 +221,8 @@ class Samples:
             SKIPPED if it had ended in an earlier step, or if the token is behind a draft that has
             not been drawn, so that it is void.
         logprobs: of the sequences that ask for them.
-        prompt_logprobs: of `Schedule.scored`.
-        hidden: float32 [E, hidden_size], of `Schedule.embedded`.
+        prompt_logprobs: of `SchedulerOutput.scored`.
+        hidden: float32 [E, hidden_size], of `SchedulerOutput.embedded`.
         drafted: the tokens behind the first, second ... drafts of the rows that have one, as far as
             any was drawn.
     """
@@ -232,9 +232,9 @@ class Samples:
     logprobs: SampledLogprobs | None
     prompt_logprobs: ScoredLogprobs | None = None
     hidden: Float32s | None = None
-    drafted: tuple[Samples, ...] = ()
+    drafted: tuple[SamplerOutput, ...] = ()
 
-    def row(self, place: int) -> Samples:
+    def row(self, place: int) -> SamplerOutput:
         """Return the token of one sequence, without what the step has found of prompts."""
         one, found = slice(place, place + 1), self.logprobs
         if found is not None:
@@ -247,4 +247,4 @@ class Samples:
                 top_token_ids=found.top_token_ids[which],
                 top_logprobs=found.top_logprobs[which],
             )
-        return Samples(self.token_ids[one], self.finish_reasons[one], found)
+        return SamplerOutput(self.token_ids[one], self.finish_reasons[one], found)

@@ -1,4 +1,4 @@
-"""Builders of a `Schedule`, from the requests that take part in a step."""
+"""Builders of a `SchedulerOutput`, from the requests that take part in a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.core.constraints.sampling_constraints import device_forbids_stops
 from engine.core.kv.kv_cache_manager import BlockCopy
 from engine.core.ragged import Int32s, ragged
 from engine.core.request import Request
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, Admissions, BlockWrites, Schedule
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, BlockWrites, NewRequestData, SchedulerOutput
 from engine.core.slot_states import SlotStates
 from engine.request.sampling_params import SamplingParams
 from kernels.step.sampling_columns import (
@@ -53,18 +53,18 @@ class AdmissionsBuilder:
         self._slots.append(slot)
         self._starts.append(num_computed_tokens)
 
-    def build(self) -> Admissions:
+    def build(self) -> NewRequestData:
         """Return the columns of the sequences, which are not changed any more."""
         return self._columns() if self._requests else _NO_ADMISSIONS
 
-    def _columns(self) -> Admissions:
+    def _columns(self) -> NewRequestData:
         requests = self._requests
         params = [request.sampling_params for request in requests]
         stop_ids = [_padded_stop_ids(request) for request in requests]
         bias = [sorted((p.logit_bias or {}).items()) for p in params]
         biases = np.array([value for _, value in chain.from_iterable(bias)], dtype=np.float64)
         columns, features = _sampling_columns(params)
-        return Admissions(
+        return NewRequestData(
             slots=_int32(self._slots),
             token_ids=ragged([request.token_ids for request in requests]),
             num_prompt_tokens=_int32([request.num_prompt_tokens for request in requests]),
@@ -98,7 +98,7 @@ class ScheduleBuilder:
     def __init__(self, states: SlotStates) -> None:
         """Start a step of the sequences in `states`."""
         self._states = states
-        # The first columns of `Schedule`, in parts.
+        # The first columns of `SchedulerOutput`, in parts.
         self._rows: list[tuple[Int32s, Int32s, NDArray[np.bool_], Int32s]] = []
         self.num_tokens = 0
         self.admissions = AdmissionsBuilder()
@@ -144,8 +144,8 @@ class ScheduleBuilder:
         self._rows.append((slots, num_tokens, wants_token, num_output_tokens))
         self.num_tokens += int(num_tokens.sum())
 
-    def build(self) -> Schedule:
-        """Return the step, its rows in the order of `Schedule`; rows must have been added."""
+    def build(self) -> SchedulerOutput:
+        """Return the step, its rows in the order of `SchedulerOutput`; rows must have been added."""
         columns: Sequence[NDArray[Any]] = self._rows[0]
         if len(self._rows) > 1:
             columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]
@@ -155,7 +155,7 @@ class ScheduleBuilder:
             order = np.argsort(2 * (num_tokens > 1) + ~wants_token, kind="stable")
             slots, num_tokens, wants_token, num_output_tokens = (each[order] for each in columns)
             num_decodes = int(np.searchsorted(num_tokens, 2))
-        return Schedule(
+        return SchedulerOutput(
             slots,
             num_tokens,
             wants_token,

@@ -20,7 +20,7 @@ from engine.core.queue.rank import Rank, rank_by_priority, rank_fcfs
 from engine.core.queue.tenant_shares import TenantShares
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
-from engine.core.schedule import Samples, Schedule
+from engine.core.schedule import SamplerOutput, SchedulerOutput
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import FREE, SlotStates
 from engine.core.spec_decode.proposer import Proposer, SpecDecode
@@ -114,7 +114,7 @@ class Scheduler:
         (self.waiting.hold if hold else self.waiting.push)(first)
 
     @nvtx_range("schedule")
-    def schedule(self) -> Schedule:
+    def schedule(self) -> SchedulerOutput:
         """Choose the tokens of the next step and allocate the blocks for them.
 
         There is no row if all running sequences must be read first, or if there is nothing to do.
@@ -265,7 +265,7 @@ class Scheduler:
         return self._output_updater.is_late
 
     @nvtx_range("update")
-    def update(self, samples: Samples | None) -> UpdateResult:
+    def update(self, samples: SamplerOutput | None) -> UpdateResult:
         """Read the tokens of the oldest step that has not been read; return who got one.
 
         Finished and failed requests are freed and removed from the queues.
@@ -278,7 +278,7 @@ class Scheduler:
         self._retire(result.finished)
         return result
 
-    def cancel(self, schedule: Schedule) -> set[int]:
+    def cancel(self, schedule: SchedulerOutput) -> set[int]:
         """Take back the newest schedule, of which an unknown part has been carried out.
 
         Returns the uids of its sequences, which must be aborted: their KV is lost.

@@ -19,7 +19,7 @@ from engine.core.logprobs.prompt_scores import PromptScores
 from engine.core.logprobs.scored_tokens import ScoredTokens
 from engine.core.ragged import ragged
 from engine.core.request import FinishReason, Request
-from engine.core.schedule import ForcedTokens, Samples, Schedule
+from engine.core.schedule import ForcedTokens, SamplerOutput, SchedulerOutput
 from engine.core.slot_states import SlotStates
 from engine.protocol.messages import TokenLogprobs
 from engine.text.byte_sets import ByteSets
@@ -114,7 +114,7 @@ class _Late:
     """The token of one row whose grammar has not followed it yet: it counts as unread."""
 
     row: _Rows
-    sample: Samples
+    sample: SamplerOutput
     drawn: Drawn
 
 
@@ -161,7 +161,7 @@ class OutputUpdater:
         """Whether a token waits for its grammar."""
         return bool(self._late)
 
-    def launch(self, schedule: Schedule) -> Schedule:
+    def launch(self, schedule: SchedulerOutput) -> SchedulerOutput:
         """Note the next step; return it with what it finds of prompts, and the forced tokens."""
         slots = schedule.slots[schedule.wants_token]
         is_embedded = self._states.wants_embedding[slots]
@@ -172,7 +172,7 @@ class OutputUpdater:
             schedule = replace(schedule, embedded=rows.astype(np.int32))
         return self.scorer.launch(self._jump_forward.launch(schedule))
 
-    def _drafted(self, schedule: Schedule) -> Iterator[_Rows]:
+    def _drafted(self, schedule: SchedulerOutput) -> Iterator[_Rows]:
         """Yield the rows with a first draft, those with a second one, and so on."""
         if (drafts := schedule.drafts) is not None:
             for number in range(1, drafts.most + 1):
@@ -185,7 +185,7 @@ class OutputUpdater:
             self._states.num_unread_tokens[rows.slots] -= 1
         self.scorer.cancel()
 
-    def update_from_output(self, samples: Samples | None) -> UpdateResult:
+    def update_from_output(self, samples: SamplerOutput | None) -> UpdateResult:
         """Take the tokens of the oldest step in flight; those of sequences without slot are lost.
 
         These have ended, or were preempted: then the token is drawn again, from the same seed.
@@ -211,7 +211,7 @@ class OutputUpdater:
                 result.add_others(self._take(each.row, each.sample, is_owned))
         return result
 
-    def _read(self, rows: _Rows, samples: Samples) -> UpdateResult:
+    def _read(self, rows: _Rows, samples: SamplerOutput) -> UpdateResult:
         """Take the tokens of `rows`, but those that their grammars have not followed in time."""
         is_owned = self._are_owned(rows)
         drawn = self._drawn(rows, samples, is_owned)
@@ -231,7 +231,7 @@ class OutputUpdater:
         return result
 
     def _drawn(
-        self, rows: _Rows, samples: Samples, is_owned: NDArray[np.bool_]
+        self, rows: _Rows, samples: SamplerOutput, is_owned: NDArray[np.bool_]
     ) -> dict[int, Drawn]:
         """Return the tokens that grammars have to follow, by their place in `rows`."""
         states, drawn = self._states, {}
@@ -249,7 +249,9 @@ class OutputUpdater:
         owned: NDArray[np.bool_] = self._states.serial[rows.slots] == rows.serials
         return owned
 
-    def _take_drafted(self, rows: _Rows, samples: Samples | None, result: UpdateResult) -> None:
+    def _take_drafted(
+        self, rows: _Rows, samples: SamplerOutput | None, result: UpdateResult
+    ) -> None:
         """Take the tokens behind drafts that were drawn, and add them to `result`.
 
         What was computed for the other drafts is void, and for those after the end of a sequence.
@@ -273,7 +275,9 @@ class OutputUpdater:
         drawn = None if samples is None else self._take(rows, samples, is_drawn)
         result.add(drawn, len(rows.slots))
 
-    def _take(self, rows: _Rows, samples: Samples, is_owned: NDArray[np.bool_]) -> UpdateResult:
+    def _take(
+        self, rows: _Rows, samples: SamplerOutput, is_owned: NDArray[np.bool_]
+    ) -> UpdateResult:
         """Take the tokens of those `rows` whose sequences own them."""
         now, states = time.monotonic(), self._states
         slots, _, is_embedded = rows
@@ -364,7 +368,7 @@ class JumpForward:
             self._known[slot] = int(self._states.serial[slot]), start
         return num_forced
 
-    def launch(self, schedule: Schedule) -> Schedule:
+    def launch(self, schedule: SchedulerOutput) -> SchedulerOutput:
         """Return the next step with the tokens that were appended since the one before."""
         self._spent_s = 0.0
         if not self._known:
@@ -391,7 +395,7 @@ class JumpForward:
         return replace(schedule, forced=forced)
 
 
-def token_logprobs(samples: Samples) -> dict[int, TokenLogprobs]:
+def token_logprobs(samples: SamplerOutput) -> dict[int, TokenLogprobs]:
     """Return the log-probabilities of sampled tokens, by row of `samples`, of those that ask."""
     found = samples.logprobs
     if found is None:
@@ -438,7 +442,7 @@ class PromptScorer:
             assert request.slot is not None
             self._running[request.slot] = request, scores
 
-    def launch(self, schedule: Schedule) -> Schedule:
+    def launch(self, schedule: SchedulerOutput) -> SchedulerOutput:
         """Return the next step with the tokens that it scores, and note that it will be read."""
         taken: list[tuple[PromptScores, int]] = []
         self._in_flight.append(taken)
@@ -475,7 +479,7 @@ class PromptScorer:
         """Forget the newest step, whose sequences must be aborted."""
         self._in_flight.pop()
 
-    def read(self, samples: Samples) -> None:
+    def read(self, samples: SamplerOutput) -> None:
         """Take what the oldest step in flight has found."""
         start = 0
         for scores, count in self._in_flight.popleft():

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.schedule import SamplingBatch, Schedule
+from engine.core.schedule import SamplingBatch, SchedulerOutput
 from engine.execution.attention.backend import AttentionBackend
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Download, Downloads
@@ -77,7 +77,9 @@ class ModelRunner:
         self._kv_cache: list[LayerCache] = []
         self._block_copier: BlockCopier | None = None  # of the KV cache
         self._graphs: CapturedSteps | None = None
-        self._launched: tuple[Schedule, ForwardResults] | None = None  # waits for its sampling
+        self._launched: tuple[SchedulerOutput, ForwardResults] | None = (
+            None  # waits for its sampling
+        )
         vocab_size = model.spec.vocab_size
         self._tables = allocate_tables(
             config, vocab_size, max_model_len, device, num_groups=len(groups.windows)
@@ -189,7 +191,7 @@ class ModelRunner:
         torch.cuda.empty_cache()
 
     @nvtx_range("forward")
-    def forward(self, schedule: Schedule) -> None:
+    def forward(self, schedule: SchedulerOutput) -> None:
         """Launch the forward pass of a step with at least one row, without waiting for it.
 
         Raises:
@@ -216,7 +218,7 @@ class ModelRunner:
         return with_memory(schedule, self.device, run)
 
     @torch.inference_mode()
-    def _run_forward(self, schedule: Schedule) -> ForwardResults:
+    def _run_forward(self, schedule: SchedulerOutput) -> ForwardResults:
         assert self._block_copier is not None
         move_blocks(self._block_copier, schedule)
         num_rows, num_tokens = schedule.num_rows, schedule.total_num_tokens
@@ -243,7 +245,7 @@ class ModelRunner:
         kept = last if schedule.drafts is None else hidden
         return ForwardResults(kept, inputs.sample_slots, in_graph=False, prompts=prompts)
 
-    def _embedded(self, schedule: Schedule, last: Tensor) -> Download | None:
+    def _embedded(self, schedule: SchedulerOutput, last: Tensor) -> Download | None:
         """Copy those of the `last` hidden states of the rows to the host that are wanted there."""
         if schedule.embedded is None:
             return None

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.core.ragged import Int32s
-from engine.core.schedule import SamplingBatch, Schedule
+from engine.core.schedule import SamplingBatch, SchedulerOutput
 from engine.errors import ConfigError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.pending_step import PendingStep, PromptResults
@@ -69,7 +69,7 @@ class NullRunner:
             raise ConfigError("null needs a vocabulary with tokens of text", param="device")
         self._token_ids = np.array(usable, dtype=np.int64)
         self._step_s = step_s
-        self._schedule: Schedule | None = None  # waits for its sampling
+        self._schedule: SchedulerOutput | None = None  # waits for its sampling
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
         self._tables = allocate_tables(
@@ -77,7 +77,7 @@ class NullRunner:
         )
         self._sampler = Sampler(self._tables, model_spec.vocab_size)
 
-    def forward(self, schedule: Schedule) -> None:
+    def forward(self, schedule: SchedulerOutput) -> None:
         """Launch the forward pass of a step with at least one row, without waiting for it."""
         self._sampler.admit(schedule.admissions)
         self._seeds[schedule.admissions.slots] = schedule.admissions.seeds
@@ -118,7 +118,7 @@ class NullRunner:
         tokens: NDArray[np.int64] = self._token_ids[places]
         return tokens
 
-    def _prompts(self, schedule: Schedule) -> PromptResults:
+    def _prompts(self, schedule: SchedulerOutput) -> PromptResults:
         logprobs = hidden = None
         if (scored := schedule.scored) is not None:
             columns = self._logprobs(len(scored.token_ids), scored.num_top)

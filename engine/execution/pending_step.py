@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.logprobs.scored_tokens import ScoredLogprobs
-from engine.core.schedule import SampledLogprobs, Samples, SamplingBatch, Schedule
+from engine.core.schedule import SampledLogprobs, SamplerOutput, SamplingBatch, SchedulerOutput
 from engine.execution.downloads import Download, Downloads
 from engine.execution.sampler import Drawn, SamplePlan
 from engine.nvtx import nvtx_range
@@ -21,7 +21,7 @@ class PromptResults(NamedTuple):
 
     Attributes:
         logprobs: the columns of `ScoredLogprobs`.
-        hidden: float32 [E, hidden_size], of `Schedule.embedded`.
+        hidden: float32 [E, hidden_size], of `SchedulerOutput.embedded`.
     """
 
     logprobs: Download | None = None
@@ -80,7 +80,7 @@ class PendingStep:
         return cls(plan, downloads.start(tensors), prompts)
 
     @nvtx_range("wait")
-    def wait(self) -> Samples:
+    def wait(self) -> SamplerOutput:
         """Wait for the copy; return the samples of the rows that want one."""
         token_ids, finish_reasons, *found = self._download.wait()
         plan, logprobs = self._plan, None
@@ -97,7 +97,7 @@ class PendingStep:
                 top_logprobs=top_logprobs,
             )
         scored, hidden = self._prompts
-        return Samples(
+        return SamplerOutput(
             token_ids=token_ids[rows].astype(np.int32),
             finish_reasons=finish_reasons[rows],
             logprobs=logprobs,
@@ -110,7 +110,7 @@ class PendingStep:
 class Runner(Protocol):
     """Runs the scheduled steps, in order: for each a call of `forward`, then one of `sample`."""
 
-    def forward(self, schedule: Schedule) -> None:
+    def forward(self, schedule: SchedulerOutput) -> None:
         """Launch the forward pass of a step with at least one row, without waiting for it."""
 
     def sample(self, sampling: SamplingBatch) -> PendingStep:

@@ -16,7 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.core.ragged import Int32s
-from engine.core.schedule import Adjustments, Admissions, SamplingBatch, Schedule, num_sampled_rows
+from engine.core.schedule import (
+    Adjustments,
+    NewRequestData,
+    SamplingBatch,
+    SchedulerOutput,
+    num_sampled_rows,
+)
 from engine.execution.adjustments import add_adjustments
 from engine.nvtx import nvtx_range
 from kernels.sampling.adjust_logits import RowMasks, adjust_logits
@@ -106,7 +112,7 @@ class Sampler:
         """
         self._tables = tables
         self._vocab_size = vocab_size
-        # By slot, as in `Admissions`.
+        # By slot, as in `NewRequestData`.
         self._features = np.zeros(tables.num_slots, dtype=np.int32)
         self._min_tokens = np.zeros_like(self._features)
         self._num_top_logprobs = np.zeros_like(self._features)
@@ -117,14 +123,14 @@ class Sampler:
         """The tensors on the device that `sample` changes, beside the tables, by name."""
         return self._counts._asdict()
 
-    def admit(self, admissions: Admissions) -> None:
+    def admit(self, admissions: NewRequestData) -> None:
         """Give slots to sequences: new ones, or ones that resume after a preemption."""
         slots = admissions.slots
         self._features[slots] = admissions.features
         self._min_tokens[slots] = admissions.min_tokens
         self._num_top_logprobs[slots] = admissions.num_top_logprobs.clip(max=self._vocab_size)
 
-    def plan(self, schedule: Schedule, sampling: SamplingBatch) -> SamplePlan:
+    def plan(self, schedule: SchedulerOutput, sampling: SamplingBatch) -> SamplePlan:
         """Plan the sampling of the first rows of `schedule`, up to the last that wants a token."""
         num_rows = num_sampled_rows(schedule)
         slots, wants_token = schedule.slots[:num_rows], schedule.wants_token[:num_rows]

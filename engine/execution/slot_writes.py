@@ -8,7 +8,7 @@ import torch
 from engine.core.constraints.token_masks import token_mask
 from engine.core.kv.group_windows import blocks_for
 from engine.core.ragged import Int32s, Ragged
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, Admissions, Schedule
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, NewRequestData, SchedulerOutput
 from engine.errors import InsufficientMemoryError
 from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.step_memory import is_out_of_memory
@@ -54,7 +54,7 @@ def allocate_tables(
         ) from error
 
 
-def slot_writes(schedule: Schedule, tables: SlotTables, num_rows: int) -> SlotWrites:
+def slot_writes(schedule: SchedulerOutput, tables: SlotTables, num_rows: int) -> SlotWrites:
     """Return the changes of `tables` that `schedule` asks for, with `num_rows` rows in the step.
 
     The rows after those of the schedule are padding, with the slot -1 and no tokens.
@@ -83,7 +83,7 @@ def _append(writes: SlotWrites, slots: Int32s, starts: Int32s, token_ids: Ragged
     writes.set_column("num_tokens", slots, starts + token_ids.lengths)
 
 
-def write_admissions(admissions: Admissions, writes: SlotWrites, num_mask_words: int) -> None:
+def write_admissions(admissions: NewRequestData, writes: SlotWrites, num_mask_words: int) -> None:
     """Add the sequences that get a slot to `writes`, without their blocks."""
     slots, biases = admissions.slots, admissions.bias_token_ids
     if not len(slots):

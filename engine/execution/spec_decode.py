@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.core.ragged import Int32s
 from engine.core.schedule import (
     SamplingBatch,
-    Schedule,
+    SchedulerOutput,
     num_sampled_rows,
 )
 from engine.core.spec_decode.draft_tokens import DraftTokens
@@ -37,7 +37,7 @@ class _Round:
         drafts: int32 [R], what must have been drawn there.
     """
 
-    schedule: Schedule
+    schedule: SchedulerOutput
     places: Int32s
     earlier: Int32s
     drafts: Int32s
@@ -61,7 +61,7 @@ class DraftedSteps:
 
     @torch.inference_mode()
     def draw(
-        self, schedule: Schedule, sampling: SamplingBatch, forward: ForwardResults
+        self, schedule: SchedulerOutput, sampling: SamplingBatch, forward: ForwardResults
     ) -> PendingStep:
         """Draw the tokens of `schedule`, which has drafts, from its forward pass."""
         drafts, tables = schedule.drafts, self._tables
@@ -94,7 +94,7 @@ class DraftedSteps:
         return steps[0]
 
 
-def _rounds(schedule: Schedule, drafts: DraftTokens) -> Iterator[_Round]:
+def _rounds(schedule: SchedulerOutput, drafts: DraftTokens) -> Iterator[_Round]:
     """Yield the draws of a step in their order."""
     rows = np.arange(num_sampled_rows(schedule), dtype=np.int32)
     num_drafts = np.zeros(schedule.num_rows, dtype=np.int32)

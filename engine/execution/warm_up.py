@@ -16,7 +16,7 @@ from engine.core.kv.block_pool import NULL_BLOCK
 from engine.core.kv.group_windows import blocks_for
 from engine.core.logprobs.scored_tokens import ScoredTokens
 from engine.core.request import Request
-from engine.core.schedule import Adjustments, SamplingBatch, Schedule
+from engine.core.schedule import Adjustments, SamplingBatch, SchedulerOutput
 from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.execution.devices import ResolvedConfig
@@ -28,7 +28,9 @@ from kernels.step.sampling_columns import SAMPLING_COLUMNS
 _PLAIN = SamplingParams(temperature=0)
 
 
-def largest_step(config: ResolvedConfig, max_model_len: int, num_groups: int = 1) -> Schedule:
+def largest_step(
+    config: ResolvedConfig, max_model_len: int, num_groups: int = 1
+) -> SchedulerOutput:
     """Return the step that takes the most memory: as many tokens and rows as there may be.
 
     Each row uses every feature of sampling that takes memory per token of the vocabulary.
@@ -49,7 +51,7 @@ def largest_step(config: ResolvedConfig, max_model_len: int, num_groups: int = 1
 
 def warm_up_steps(
     config: ResolvedConfig, max_model_len: int, num_groups: int = 1
-) -> Iterator[Schedule]:
+) -> Iterator[SchedulerOutput]:
     """Yield steps that launch the kernels in all forms that a step can reach; the largest first."""
     yield largest_step(config, max_model_len, num_groups)
     most = config.max_num_batched_tokens
@@ -89,7 +91,7 @@ def warm_up_sampling(num_rows: int, num_words: int, vocab_size: int) -> Sampling
 
 def padding_step(
     lengths: Sequence[int], params: SamplingParams, block_size: int, num_groups: int = 1
-) -> Schedule:
+) -> SchedulerOutput:
     """Return a step that computes prompts of `lengths` tokens in the first slots, in any order.
 
     All their tokens are token 0, and all their blocks the null block. With `prompt_logprobs` all

@@ -20,7 +20,7 @@ from engine.core.integrity import check_integrity
 from engine.core.kv.block_pool import NULL_BLOCK
 from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.core.request import Request
-from engine.core.schedule import Samples, Schedule
+from engine.core.schedule import SamplerOutput, SchedulerOutput
 from engine.core.scheduler import Scheduler
 from engine.execution.memory.kv_caches import move_blocks
 from kernels.step.sampling_columns import BEAM, LENGTH, RUNNING, SKIPPED, STOP
@@ -109,7 +109,7 @@ class PagedOracle:
         self.num_computed_tokens = 0
         self.blocks = BlockStore(self.block_size)
         self._slots: dict[int, Slot] = {}
-        self.in_flight: deque[Samples] = deque()
+        self.in_flight: deque[SamplerOutput] = deque()
         self._start = time.monotonic()
 
     def has_work(self) -> bool:
@@ -140,7 +140,7 @@ class PagedOracle:
             finished += self.step()
         raise AssertionError("the scheduler makes no progress")
 
-    def execute(self, schedule: Schedule) -> Samples:
+    def execute(self, schedule: SchedulerOutput) -> SamplerOutput:
         move_blocks(self.blocks, schedule)
         self._write(schedule)
         rows = [
@@ -176,7 +176,7 @@ class PagedOracle:
             row.slot.num_computed_tokens = row.end - len(row.slot.drafts)
             if row.wants_token:
                 reasons.append(row.slot.append(token_ids[-1]))
-        return Samples(
+        return SamplerOutput(
             np.array(token_ids, dtype=np.int32),
             np.array(reasons, dtype=np.int32),
             sampled_logprobs(beams),
@@ -184,7 +184,7 @@ class PagedOracle:
             drafted=tuple(self._draw_behind_drafts([row.slot for row in rows])),
         )
 
-    def _draw_behind_drafts(self, slots: Sequence[Slot]) -> Iterator[Samples]:
+    def _draw_behind_drafts(self, slots: Sequence[Slot]) -> Iterator[SamplerOutput]:
         """Draw on behind each draft that was drawn; count its KV as computed then."""
         starts = [len(slot.token_ids) - 1 for slot in slots]
         for number in range(max(len(slot.drafts) for slot in slots)):
@@ -196,7 +196,7 @@ class PagedOracle:
                     slot.num_computed_tokens += goes_on
                     token_ids.append(next_token(slot.token_ids, slot.index) if goes_on else 0)
                     reasons.append(slot.append(token_ids[-1]) if goes_on else SKIPPED)
-            yield Samples(
+            yield SamplerOutput(
                 np.array(token_ids, dtype=np.int32), np.array(reasons, dtype=np.int32), None
             )
 
@@ -221,7 +221,7 @@ class PagedOracle:
             np.tile(found[:, None], scored.num_top),
         )
 
-    def _write(self, schedule: Schedule) -> None:
+    def _write(self, schedule: SchedulerOutput) -> None:
         """Change the slots as the schedule says, and compare them with the scheduler's requests."""
         admissions, blocks = schedule.admissions, schedule.block_writes
         assert set(admissions.slots) <= set(blocks.slots) <= set(schedule.slots)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.core.constraints.sampling_constraints import SamplingConstraints
 from engine.core.request import Request
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, Samples
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplerOutput
 from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
 from engine.core.slot_states import SlotStates
 from engine.core.update_from_output import token_logprobs
@@ -122,7 +122,7 @@ def run_plan(
     ]
 
 
-def samples_of(token_ids: Sequence[int]) -> Samples:
+def samples_of(token_ids: Sequence[int]) -> SamplerOutput:
     """Return samples without log-probabilities that end no sequence."""
     ids = np.array(token_ids, dtype=np.int32)
-    return Samples(ids, 0 * ids, None)
+    return SamplerOutput(ids, 0 * ids, None)

@@ -3,16 +3,16 @@
 import pytest
 
 from engine import LLM
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 
 
-def steps_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[Schedule]:
+def steps_of(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[SchedulerOutput]:
     """Return a list that gets every step from now on."""
-    seen: list[Schedule] = []
+    seen: list[SchedulerOutput] = []
     runner = llm._core._runner
     forward = runner.forward
 
-    def noted(schedule: Schedule) -> None:
+    def noted(schedule: SchedulerOutput) -> None:
         seen.append(schedule)
         forward(schedule)
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.core.constraints.processors import AskedProcessor
 from engine.core.ragged import Int32s
 from engine.core.request import Request
-from engine.core.schedule import Adjustments, Float32s, Schedule
+from engine.core.schedule import Adjustments, Float32s, SchedulerOutput
 from engine.errors import TridentError, shown
 from engine.logits_processors import Adjustment, LogitsProcessor, ProcessorRow
 
@@ -37,7 +37,7 @@ class LogitsAdjuster:
         """No sequence runs in `slot` any more."""
         self._running.pop(slot, None)
 
-    def adjustments(self, schedule: Schedule) -> Adjustments | None:
+    def adjustments(self, schedule: SchedulerOutput) -> Adjustments | None:
         """Return what is added to the logits of the newest `schedule`; None: nothing.
 
         What a processor does wrong is noted as the fault of the sequences concerned, which fail

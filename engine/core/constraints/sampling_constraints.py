@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from engine.core.constraints.adjustments import LogitsAdjuster
 from engine.core.constraints.token_masks import forbid, token_mask
 from engine.core.request import Request
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, Schedule
+from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplingBatch, SchedulerOutput
 
 
 class SamplingConstraints:
@@ -48,7 +48,7 @@ class SamplingConstraints:
         self._running.pop(slot, None)
         self._adjuster.discard(slot)
 
-    def batch(self, schedule: Schedule) -> SamplingBatch:
+    def batch(self, schedule: SchedulerOutput) -> SamplingBatch:
         """Return the masks of the rows of the newest `schedule` that must not get some tokens.
 
         And what the logits processors of its rows add.
@@ -57,7 +57,7 @@ class SamplingConstraints:
         adjustments = self._adjuster.adjustments(schedule)
         return masked if adjustments is None else replace(masked, adjustments=adjustments)
 
-    def _masked(self, schedule: Schedule) -> SamplingBatch:
+    def _masked(self, schedule: SchedulerOutput) -> SamplingBatch:
         rows = {
             row: self._running[slot]
             for row in np.flatnonzero(schedule.wants_token).tolist()

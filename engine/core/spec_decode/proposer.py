@@ -19,7 +19,7 @@ from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.ragged import ragged
 from engine.core.request import Request
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 from engine.core.slot_states import SlotStates
 from engine.core.spec_decode.draft_tokens import DraftTokens
 
@@ -148,7 +148,7 @@ class SpecDecode:
                 self._drafts[slot] = int(self._states.serial[slot]), tokens[:count]
         return num_drafts
 
-    def launch(self, schedule: Schedule) -> Schedule:
+    def launch(self, schedule: SchedulerOutput) -> SchedulerOutput:
         """Return the step that has been scheduled, with the drafts in it."""
         if not self._drafts:
             return schedule

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 from engine.layers.attention import LayerCache
 from engine.models.kv_groups import KVGroups
 from engine.nvtx import nvtx_range
@@ -101,7 +101,7 @@ def allocate_host_cache(caches: Sequence[Tensor], num_bytes: int) -> list[Tensor
 
 
 @nvtx_range("move blocks")
-def move_blocks(copier: BlockCopier, schedule: Schedule) -> None:
+def move_blocks(copier: BlockCopier, schedule: SchedulerOutput) -> None:
     """Carry out the block moves of `schedule`, before anything else of its step."""
     # Swap-outs first: their blocks may be reused by the copies and swap-ins. Swap-ins last: they
     # may reuse the source of a copy, and may bring back what has just been swapped out.

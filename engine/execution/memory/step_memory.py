@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 from engine.errors import StepOutOfMemoryError
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
 
 
-def with_memory(schedule: Schedule, device: torch.device, work: Callable[[], T]) -> T:
+def with_memory(schedule: SchedulerOutput, device: torch.device, work: Callable[[], T]) -> T:
     """Do a part of the step `schedule`.
 
     Raises:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 from engine.execution.model_runner import ModelRunner
 from engine.protocol.messages import AddRequest, SequenceOutput, TokenLogprobs
 from engine.protocol.prompt_logprobs import positions
@@ -217,7 +217,7 @@ def test_a_step_is_launched_before_the_one_before_is_read(
     launched = []
     forward = ModelRunner.forward
 
-    def note(runner: ModelRunner, schedule: Schedule) -> None:
+    def note(runner: ModelRunner, schedule: SchedulerOutput) -> None:
         launched.append(schedule)
         forward(runner, schedule)
 

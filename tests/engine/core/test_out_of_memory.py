@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 from engine.protocol.messages import AddRequest, RequestFailed
 from engine.protocol.step_outputs import StepOutputs
 from engine.protocol.token_ids import pack_token_ids
@@ -53,7 +53,7 @@ class FailingDevice:
         self.swaps: list[int] = []
         self._step = -1
 
-    def _run_forward(self, schedule: Schedule) -> object:
+    def _run_forward(self, schedule: SchedulerOutput) -> object:
         self._step += 1
         if len(schedule.swap_out):
             self.swaps.append(self._step)

@@ -4,13 +4,13 @@ import pytest
 
 from engine.core.constraints.bad_words import BadWords
 from engine.core.integrity import check_integrity
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 from engine.core.scheduler import Scheduler
 from tests.factories.paged_oracle import PagedOracle, check_output, expected_output
 from tests.factories.requests import StopString, make_request, make_scheduler
 
 
-def uids_of(scheduler: Scheduler, schedule: Schedule) -> list[int]:
+def uids_of(scheduler: Scheduler, schedule: SchedulerOutput) -> list[int]:
     uids = {request.slot: request.uid for request in scheduler.running}
     return [uids[slot] for slot in schedule.slots.tolist()]
 

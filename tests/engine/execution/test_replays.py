@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.schedule import Schedule
+from engine.core.schedule import SchedulerOutput
 from engine.execution.graphs.graph_sizes import decode_sizes
 from tests.factories.replayed_graphs import ReplayedGraph, ReplayingCapturer
 from tests.gpu.replays import episodes
@@ -44,7 +44,7 @@ def _watch(session: Player, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     runner = session.steps._runner
     forward = runner.forward
 
-    def watched(schedule: Schedule) -> None:
+    def watched(schedule: SchedulerOutput) -> None:
         tables = runner._tables.buffer.clone().numpy()
         seen.append((schedule.slots, schedule.num_tokens, tables))
         forward(schedule)

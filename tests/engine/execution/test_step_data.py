@@ -15,7 +15,7 @@ import pytest
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.core.schedule import Samples, SamplingBatch, Schedule
+from engine.core.schedule import SamplerOutput, SamplingBatch, SchedulerOutput
 from engine.execution.loading import load_model
 from engine.execution.pending_step import Runner
 from engine.models.registry import read_model_spec
@@ -96,11 +96,11 @@ class Recorder:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self.schedules: list[Schedule] = []
+        self.schedules: list[SchedulerOutput] = []
         self.batches: list[SamplingBatch] = []
-        self.samples: list[Samples] = []
+        self.samples: list[SamplerOutput] = []
 
-    def forward(self, schedule: Schedule) -> None:
+    def forward(self, schedule: SchedulerOutput) -> None:
         self.schedules.append(schedule)
         self._runner.forward(schedule)
 
@@ -108,7 +108,7 @@ class Recorder:
         self.batches.append(sampling)
         step = self._runner.sample(sampling)
 
-        def wait() -> Samples:
+        def wait() -> SamplerOutput:
             self.samples.append(step.wait())
             return self.samples[-1]
 
@@ -156,7 +156,7 @@ def test_another_process_gets_the_same_tokens(
             assert_equal(pipe.recv(), samples)
 
 
-def assert_equal(found: Samples, expected: Samples) -> None:
+def assert_equal(found: SamplerOutput, expected: SamplerOutput) -> None:
     assert found.finish_reasons.tolist() == expected.finish_reasons.tolist()
     valid = expected.finish_reasons != SKIPPED
     assert found.token_ids[valid].tolist() == expected.token_ids[valid].tolist()

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.core.schedule import Samples, SamplingBatch, Schedule
+from engine.core.schedule import SamplerOutput, SamplingBatch, SchedulerOutput
 from engine.execution.model_runner import ModelRunner
 from engine.execution.pending_step import PendingStep
 from kernels.step.sampling_columns import SKIPPED
@@ -69,7 +69,7 @@ class RepeatedSteps:
         found, self._kinds = self._kinds, Counter()
         return found
 
-    def forward(self, schedule: Schedule) -> None:
+    def forward(self, schedule: SchedulerOutput) -> None:
         """Keep the schedule of a step for `sample`."""
         self._schedule = schedule
 
@@ -159,7 +159,7 @@ class _Stress:
                 self._target.copy_(self._source)
 
 
-def _samples(samples: Samples) -> Results:
+def _samples(samples: SamplerOutput) -> Results:
     """Return tokens, finish reasons and log-probabilities, of the sequences that had not ended."""
     taken = samples.finish_reasons != SKIPPED
     found = {"finish reasons": samples.finish_reasons, "tokens": samples.token_ids[taken]}

@@ -10,7 +10,7 @@ pytest.importorskip("pydantic", reason="the engine is not installed here")
 pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import SamplingParams
-from engine.core.schedule import SamplingBatch, Schedule
+from engine.core.schedule import SamplingBatch, SchedulerOutput
 from engine.execution.model_runner import ModelRunner
 from engine.execution.pending_step import PendingStep
 from kernels import device
@@ -53,7 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> GreedyCheckpoint:
     )
 
 
-def kinds(schedule: Schedule) -> set[str]:
+def kinds(schedule: SchedulerOutput) -> set[str]:
     found = {name for name in ("swap_out", "copies", "swap_in") if len(getattr(schedule, name))}
     if schedule.num_decodes == schedule.num_rows:
         return found | {"decode"}
@@ -70,7 +70,7 @@ def test_no_step_waits(
 ) -> None:
     forward, sample, seen = ModelRunner.forward, ModelRunner.sample, set[str]()
 
-    def watched_forward(runner: ModelRunner, schedule: Schedule) -> None:
+    def watched_forward(runner: ModelRunner, schedule: SchedulerOutput) -> None:
         seen.update(kinds(schedule))
         with no_waiting():
             forward(runner, schedule)

@@ -31,7 +31,7 @@ class Sample:
     values: tuple[int, ...]
 
 
-class Samples:
+class SamplerOutput:
     """All measurements."""
 
     def __init__(self, tree: Tree) -> None:

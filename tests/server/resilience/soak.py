@@ -31,7 +31,7 @@ from tests.server.resilience.good_streams import GoodStreams
 from tests.server.resilience.load import Load
 from tests.server.resilience.observe import not_idle
 from tests.server.resilience.processes import Tree
-from tests.server.resilience.samples import Samples
+from tests.server.resilience.samples import SamplerOutput
 from tests.server.resilience.service import serving
 from tests.server.resilience.trend import MIB, Trend
 
@@ -92,7 +92,7 @@ async def soak(
 ) -> Result:
     """Keep `server` under load for the given time."""
     result = Result()
-    samples = Samples(Tree.of(server.pid))
+    samples = SamplerOutput(Tree.of(server.pid))
     async with Desk(server) as desk, Wire(server.grpc_url, server.http_url) as wire:
         gate = Gate()
         good = GoodStreams(desk, _GOOD_STREAMS, gate)
