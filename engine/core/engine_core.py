@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.config.engine_config import EngineConfig
 from engine.core.constraints.grammar_queue import GrammarQueue
 from engine.core.constraints.processors import load_processors
-from engine.core.deadlines import Deadlines
-from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.output_builder import OutputBuilder
 from engine.core.queue.queue_limits import QueueLimits
 from engine.core.request import Request
 from engine.core.request_factory import RequestFactory
 from engine.core.schedule import SchedulerOutput
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, check_idle, check_integrity
 from engine.core.spec_decode.proposer import NgramProposer
 from engine.core.stats import StatsRecorder
 from engine.core.update_from_output import UpdateResult
@@ -52,6 +51,38 @@ from engine.text.output_parsing.format import SectionFormat, tool_call_parser
 log = logging.getLogger("trident.engine")
 
 _MAX_IDLE_S = 0.005  # that arrivals may wait while nothing but grammars is to be waited for
+
+_SLACK = 64  # entries of finished requests that may stay in the heap
+
+
+class Deadlines:
+    """A heap by time. Entries of finished requests are dropped when they expire, or when they
+    outnumber those of unfinished ones.
+    """
+
+    def __init__(self, unfinished: Collection[int]) -> None:
+        """`unfinished` is a live view of the uids of unfinished requests."""
+        self._unfinished = unfinished
+        self._heap: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, uid: int, deadline: float) -> None:
+        """Let `uid` expire at `deadline`, in seconds of `time.monotonic()`."""
+        if len(self._heap) > 2 * len(self._unfinished) + _SLACK:
+            self._heap = [entry for entry in self._heap if entry[1] in self._unfinished]
+            heapify(self._heap)
+        heappush(self._heap, (deadline, uid))
+
+    def expired(self, now: float) -> list[int]:
+        """Remove and return the unfinished requests whose deadline is not after `now`."""
+        late = []
+        while self._heap and self._heap[0][0] <= now:
+            _, uid = heappop(self._heap)
+            if uid in self._unfinished:
+                late.append(uid)
+        return late
 
 
 class EngineCore:

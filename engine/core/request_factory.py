@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.core.beams.beam import Beam, BeamGroup
 from engine.core.beams.beam_search import BeamSearch
-from engine.core.best_of import Candidate, Candidates
 from engine.core.constraints.bad_words import BadWords
 from engine.core.constraints.processors import Processors
 from engine.core.constraints.thinking_budget import ThinkingBudget
@@ -40,6 +45,62 @@ from engine.validation.limits import (
 )
 
 _MAX_AUTOMATA = 32  # each takes up to 4 MB, of `stop` at its limit
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The sequences of one request, of which the best are handed out: `ended` of `count`."""
+
+    count: int = 0
+    ended: list[Request] = field(default_factory=list)
+
+
+class Candidate(Request):
+    """It is handed out if its mean log-probability per token is among the `n` highest."""
+
+    def __init__(
+        self,
+        uid: int,
+        prompt_token_ids: NDArray[np.int32],
+        sampling_params: SamplingParams,
+        *,
+        group: Candidates,
+        **settings: Any,
+    ) -> None:
+        """Join `group`; the rest is as for any `Request`. Nothing is streamed."""
+        super().__init__(uid, prompt_token_ids, sampling_params, **{**settings, "stream": False})
+        self._group = group
+        group.count += 1
+
+    @property
+    def num_top_logprobs(self) -> int:
+        """Its own log-probabilities are always found."""
+        return self.sampling_params.logprobs or 0
+
+    def results(self) -> Sequence[Request]:
+        """Return the best sequences if the last one has ended, numbered by rank."""
+        if self.finish is None:
+            return ()
+        if self.finish.error is not None:
+            return (self,)  # and so the request fails
+        group = self._group
+        group.ended.append(self)
+        if len(group.ended) < group.count:
+            return ()
+        group.ended.sort(key=lambda each: each.index)
+        prompt_scores = group.ended[0].prompt_scores
+        best = sorted(group.ended, key=_rank)[: self.sampling_params.n]
+        for index, each in enumerate(best):
+            each.index = index
+            each.prompt_scores = None if index else prompt_scores
+        return best
+
+
+def _rank(request: Request) -> tuple[bool, float]:
+    """Smaller is better; what was aborted comes last."""
+    num_tokens = request.num_output_tokens
+    mean = request.output.cumulative_logprob / num_tokens if num_tokens else -math.inf
+    return request.finish_reason == "abort", -mean
 
 
 class RequestFactory:
@@ -159,20 +220,20 @@ class RequestFactory:
         if not len(prompt):
             raise RequestError("the prompt is empty", param="input_ids")
         check_length("input_ids", len(prompt), None, self._max_model_len)
-        for field, token_ids in (
+        for param, token_ids in (
             ("input_ids", prompt),
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", params.logit_bias or ()),
             ("allowed_token_ids", params.allowed_token_ids or ()),
         ):
-            check_token_ids(field, token_ids, self._vocab_size)
-        for field, count in (
+            check_token_ids(param, token_ids, self._vocab_size)
+        for param, count in (
             ("logprobs", params.logprobs),
             ("prompt_logprobs", params.prompt_logprobs),
         ):
             if count is not None and count > self._max_logprobs:
                 raise RequestError(
-                    f"{count} exceeds max_logprobs ({self._max_logprobs})", param=field
+                    f"{count} exceeds max_logprobs ({self._max_logprobs})", param=param
                 )
         if params.prompt_logprobs is not None:
             num_logprobs = len(prompt) * (params.prompt_logprobs + 1)

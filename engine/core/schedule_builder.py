@@ -145,7 +145,7 @@ class ScheduleBuilder:
         self.num_tokens += int(num_tokens.sum())
 
     def build(self) -> SchedulerOutput:
-        """Return the step, its rows in the order of `SchedulerOutput`; rows must have been added."""
+        """Return the step; rows must have been added."""
         columns: Sequence[NDArray[Any]] = self._rows[0]
         if len(self._rows) > 1:
             columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]

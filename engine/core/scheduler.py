@@ -16,6 +16,7 @@ from engine.core.constraints.mask_workers import MaskWorkers
 from engine.core.constraints.sampling_constraints import SamplingConstraints
 from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.queue.prompt_admission import Admitted, PromptAdmission, Refused
+from engine.core.queue.queue_limits import Load
 from engine.core.queue.rank import Rank, rank_by_priority, rank_fcfs
 from engine.core.queue.tenant_shares import TenantShares
 from engine.core.queue.waiting_queues import WaitingQueues
@@ -397,3 +398,36 @@ class ParallelSampling:
         fork.num_computed_tokens = 0
         self._waiting.push(fork)
         return True
+
+
+def check_idle(scheduler: Scheduler) -> None:
+    """Assert that no block, slot or queue entry is held while there is no request.
+
+    The engine calls it whenever it becomes idle: it compares counters only, in constant time.
+    """
+    assert not any(
+        (scheduler.unfinished, scheduler.waiting.held, scheduler.running, scheduler.waiting)
+    )
+    assert scheduler.waiting.queued_load == Load()
+    assert len(scheduler.slots.free) == len(scheduler.slots.serial)
+    scheduler.kv_cache.check_idle()
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """Assert that the queues, the counters and the block accounting agree.
+
+    Scans every request and block: for tests and diagnosis.
+    """
+    running, waiting = scheduler.running, scheduler.waiting
+    assert running == sorted(running, key=scheduler.rank)
+    waiting.check_integrity()
+    assert all(request.slot is None for request in waiting)
+    scheduler.slots.check_integrity(running)
+    sequences = [*running, *waiting, *waiting.held.values()]
+    scheduler.kv_cache.check_integrity(sequences)
+    sequences += [fork for request in sequences for fork in request.forks]
+    assert {(r.uid, r.index): r for r in sequences} == {
+        (uid, index): request
+        for uid, siblings in scheduler.unfinished.items()
+        for index, request in siblings.items()
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from engine.errors import ConfigError
 from engine.execution.attention.backend import attention_backend
 from engine.execution.cpu_choices import set_num_threads
 from engine.execution.devices import (
+    ResolvedConfig,
     choose_device,
     require_full_precision,
     resolve,
 )
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import CudaCapturer
-from engine.execution.loaded_model import LoadedModel
 from engine.execution.memory.gpu_memory_profile import (
     MemoryProfile,
     cache_fills_share,
@@ -48,6 +48,27 @@ from engine.models.spec import ModelSpec
 log = logging.getLogger("trident.engine")
 
 _TYPICAL_ROWS = 16  # of the step that is timed to choose the number of CPU threads
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device.
+
+    Attributes:
+        config: the settings, with the defaults for the device.
+        runner: runs its steps.
+        kv_cache: the size of the KV cache, and how long a sequence may become.
+        num_host_blocks: blocks for preempted sequences on the host.
+        is_ahead: whether a step is launched before the previous one is read (async scheduling).
+        description: model, dtype, device, KV cache size and limits of a step, for the log.
+    """
+
+    config: ResolvedConfig
+    runner: Runner
+    kv_cache: KVCachePlan
+    num_host_blocks: int
+    is_ahead: bool
+    description: str
 
 
 def load_model(

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
+from engine.core.logprobs.scored_tokens import ScoredTokens
 from engine.core.schedule import SamplingBatch, SchedulerOutput
 from engine.execution.attention.backend import AttentionBackend
 from engine.execution.devices import ResolvedConfig
 from engine.execution.downloads import Download, Downloads
-from engine.execution.expert_counts import ExpertCounts
 from engine.execution.graphs.captured_steps import CapturedSteps, measured_sizes, run_padding
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import Capturer
@@ -27,20 +27,71 @@ from engine.execution.memory.kv_caches import (
 )
 from engine.execution.memory.step_memory import with_memory
 from engine.execution.pending_step import ForwardResults, PendingStep, PromptResults
-from engine.execution.prompt_logprobs import score_tokens
 from engine.execution.sampler import Drawn, SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.execution.spec_decode import DraftedSteps
 from engine.execution.warm_up import warm_up_sampling, warm_up_steps
 from engine.layers.attention import LayerCache
+from engine.layers.moe import MoE
 from engine.models.batch import Batch
 from engine.models.causal_lm import CausalLM
 from engine.models.kv_groups import KVGroups
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
+from kernels.sampling.logprobs import Logprobs, token_logprobs
 from kernels.step.step_inputs import StepInputs, prepare_inputs
 from kernels.step.token_scatter import scatter_tokens
-from kernels.step.upload import upload
+from kernels.step.upload import upload, upload_together
+
+
+class ExpertCounts:
+    """Reads the counters of a model's mixtures without waiting for the device."""
+
+    def __init__(self, model: nn.Module, downloads: Downloads) -> None:
+        """Read those of `model`, which may have none."""
+        self._totals: list[Tensor] = [
+            module.expert_totals for module in model.modules() if isinstance(module, MoE)
+        ]
+        self._downloads = downloads
+        self._download: Download | None = None
+
+    @torch.inference_mode()
+    def read(self) -> NDArray[Any] | None:
+        """Return int64 [mixtures, experts], the choices up to the call before this one.
+
+        None at the first call, and for a model without mixtures.
+        """
+        if not self._totals:
+            return None
+        found = None if self._download is None else self._download.wait()[0]
+        self._download = self._downloads.start([torch.stack(self._totals)])
+        return found
+
+
+def score_tokens(
+    scored: ScoredTokens,
+    hidden: Tensor,
+    compute_logits: Callable[[Tensor], Tensor],
+    *,
+    max_rows: int,
+) -> list[Tensor]:
+    """Return the columns of `ScoredLogprobs`, on the device, without waiting for it.
+
+    Args:
+        hidden: [T, hidden_size], of the tokens of the step in the order of its rows.
+        compute_logits: float32 [R, V] of R hidden states.
+        max_rows: the logits of no more places exist at any time.
+    """
+    columns = upload_together((scored.places, scored.token_ids), hidden.device)
+    places, token_ids = (torch.split(column, max_rows) for column in columns)
+
+    def find(places: Tensor, token_ids: Tensor) -> Logprobs:
+        logits = compute_logits(hidden.index_select(0, places))
+        return token_logprobs(logits, token_ids.long(), min(scored.num_top, logits.shape[1]))
+
+    found = map(find, places, token_ids)
+    chosen, ranks, top_token_ids, top_logprobs = map(torch.cat, zip(*found, strict=True))
+    return [chosen, ranks, top_token_ids.int(), top_logprobs]
 
 
 class ModelRunner:
@@ -77,9 +128,8 @@ class ModelRunner:
         self._kv_cache: list[LayerCache] = []
         self._block_copier: BlockCopier | None = None  # of the KV cache
         self._graphs: CapturedSteps | None = None
-        self._launched: tuple[SchedulerOutput, ForwardResults] | None = (
-            None  # waits for its sampling
-        )
+        # A step that waits for its sampling.
+        self._launched: tuple[SchedulerOutput, ForwardResults] | None = None
         vocab_size = model.spec.vocab_size
         self._tables = allocate_tables(
             config, vocab_size, max_model_len, device, num_groups=len(groups.windows)

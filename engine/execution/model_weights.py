@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,6 @@ import torch
 from engine.errors import CheckpointError, UnsupportedError
 from engine.execution.cpu_choices import is_own_gemm_faster
 from engine.execution.devices import ResolvedConfig
-from engine.execution.memory.freed_memory import return_freed_memory
 from engine.execution.memory.kv_cache_plan import (
     require_room_for_tables,
     require_room_for_weights,
@@ -29,6 +29,14 @@ from engine.models.process_weights import (
 from engine.models.spec import ModelSpec
 from engine.quantization.registry import read_quantization, while_loading
 from engine.weights import check_weights, initialise_weights, with_stored_head
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the system, of which glibc keeps what lies between used pieces.
+
+    After weights have been converted piece by piece, that is a tenth of them and more.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
 
 
 def load_weights(

@@ -23,8 +23,8 @@ from engine.core.schedule import (
     SchedulerOutput,
     num_sampled_rows,
 )
-from engine.execution.adjustments import add_adjustments
 from engine.nvtx import nvtx_range
+from kernels.sampling import logit_order
 from kernels.sampling.adjust_logits import RowMasks, adjust_logits
 from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import Logprobs, token_logprobs
@@ -41,9 +41,25 @@ from kernels.step.sampling_columns import (
     TRUNCATION,
 )
 from kernels.step.slot_tables import SlotTables
-from kernels.step.upload import upload_together
+from kernels.step.upload import upload, upload_together
 
 _NONE = np.zeros(0, dtype=np.int32)
+
+
+def add_adjustments(logits: Tensor, adjustments: Adjustments) -> None:
+    """Add them to `logits`, float32 [R, V], in place, without waiting for the device.
+
+    In what changes NaN becomes -inf and infinity the largest float.
+    """
+    lists = (adjustments.rows, adjustments.token_ids, adjustments.values.view("int32"))
+    if len(adjustments.rows):
+        rows, token_ids, bits = upload_together(lists, logits.device)
+        places = rows.long(), token_ids.long()  # each once
+        logits[places] = logit_order.reference(logits[places] + bits.view(logits.dtype))
+    # Row by row: nothing is reserved for a copy of all logits.
+    for row, values in zip(adjustments.dense_rows.tolist(), adjustments.dense, strict=True):
+        added = upload(values.view("int32"), logits.device).view(logits.dtype)
+        logits[row] = logit_order.reference(logits[row] + added)
 
 
 class Drawn(NamedTuple):

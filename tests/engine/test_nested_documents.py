@@ -19,7 +19,7 @@ from engine.checkpoint.lora.config import read_lora_config
 from engine.checkpoint.tensor_files.headers import read_headers
 from engine.config.engine_config import EngineConfig
 from engine.errors import CheckpointError, TridentError
-from engine.execution import measurements
+from engine.execution import cpu_choices
 from engine.json_reader import MAX_DEPTH, parse_json, parse_json_fields
 from engine.launch import server_log
 from engine.models.pooling import task_of
@@ -234,4 +234,4 @@ def test_measurements_of_a_nested_file_are_made_anew(
     for brackets in BRACKETS:
         text = f'{{"a": {nested(1_000_000, brackets)}}}'
         (tmp_path / "trident" / "measurements.json").write_text(text, encoding="utf-8")
-        assert measurements.remembered("x", lambda: 3, int) == 3
+        assert cpu_choices.remembered("x", lambda: 3, int) == 3

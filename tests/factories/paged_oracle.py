@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.core.integrity import check_integrity
 from engine.core.kv.block_pool import NULL_BLOCK
 from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.core.request import Request
 from engine.core.schedule import SamplerOutput, SchedulerOutput
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, check_integrity
 from engine.execution.memory.kv_caches import move_blocks
 from kernels.step.sampling_columns import BEAM, LENGTH, RUNNING, SKIPPED, STOP
 from tests.factories.beams import sampled_logprobs

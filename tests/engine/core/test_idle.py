@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.core.integrity import check_idle, check_integrity
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, check_idle, check_integrity
 from tests.factories.paged_oracle import PagedOracle
 from tests.factories.requests import make_request, make_scheduler
 

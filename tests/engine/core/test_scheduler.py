@@ -3,9 +3,8 @@
 import pytest
 
 from engine.core.constraints.bad_words import BadWords
-from engine.core.integrity import check_integrity
 from engine.core.schedule import SchedulerOutput
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, check_integrity
 from tests.factories.paged_oracle import PagedOracle, check_output, expected_output
 from tests.factories.requests import StopString, make_request, make_scheduler
 

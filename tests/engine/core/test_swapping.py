@@ -3,10 +3,9 @@
 import pytest
 
 from engine.core.constraints.bad_words import BadWords
-from engine.core.integrity import check_idle, check_integrity
 from engine.core.kv.kv_cache_manager import BlockCopy, KVCacheManager
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, check_idle, check_integrity
 from tests.factories.paged_oracle import PagedOracle, check_output, expected_output
 from tests.factories.requests import append_tokens, make_request, make_scheduler, reuse_prefix
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.execution import cpu_threads
-from engine.execution.cpu_threads import choose_num_threads, most_threads
+from engine.execution import cpu_choices
+from engine.execution.cpu_choices import choose_num_threads, most_threads
 
 
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Give the process eight threads and no quota."""
     for name in ("_CPU_MAX", "_CFS_QUOTA", "_CFS_PERIOD"):
-        monkeypatch.setattr(cpu_threads, name, tmp_path / name)
+        monkeypatch.setattr(cpu_choices, name, tmp_path / name)
     before = torch.get_num_threads()
     torch.set_num_threads(8)
     yield
@@ -41,7 +41,7 @@ class Clock:
 @pytest.fixture
 def clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock(request.param)
-    monkeypatch.setattr(cpu_threads.time, "perf_counter", clock.perf_counter)
+    monkeypatch.setattr(cpu_choices.time, "perf_counter", clock.perf_counter)
     return clock
 
 
@@ -71,7 +71,7 @@ def test_a_long_step_has_work_for_all(clock: Clock) -> None:
 )
 @pytest.mark.parametrize("clock", [{i: 0.05 / i for i in range(1, 9)}], indirect=True)
 def test_the_quota_of_a_container_is_kept(clock: Clock, text: str, tried: list[int] | None) -> None:
-    cpu_threads._CPU_MAX.write_text(text)
+    cpu_choices._CPU_MAX.write_text(text)
     choose_num_threads(most_threads(), clock.run_step)
     assert clock.tried == (tried or [8, 1, 2, 4])
 
@@ -79,7 +79,7 @@ def test_the_quota_of_a_container_is_kept(clock: Clock, text: str, tried: list[i
 @pytest.mark.parametrize("clock", [{i: 0.05 / i for i in range(1, 9)}], indirect=True)
 @pytest.mark.parametrize(("quota", "tried"), [("400000", [4, 1, 2]), ("-1", [8, 1, 2, 4])])
 def test_the_older_form_of_the_quota(clock: Clock, quota: str, tried: list[int]) -> None:
-    cpu_threads._CFS_QUOTA.write_text(quota)
-    cpu_threads._CFS_PERIOD.write_text("100000")
+    cpu_choices._CFS_QUOTA.write_text(quota)
+    cpu_choices._CFS_PERIOD.write_text("100000")
     choose_num_threads(most_threads(), clock.run_step)
     assert clock.tried == tried

@@ -8,7 +8,7 @@ import torch
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.execution.downloads import Downloads
-from engine.execution.expert_counts import ExpertCounts
+from engine.execution.model_runner import ExpertCounts
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
 from tests.factories.checkpoints import write_checkpoint

@@ -14,8 +14,7 @@ from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError, InsufficientMemoryError, UnsupportedError
 from engine.execution import devices, loading
 from engine.execution.graphs.graph_sizes import GraphSizes
-from engine.execution.loaded_model import LoadedModel
-from engine.execution.loading import load_model
+from engine.execution.loading import LoadedModel, load_model
 from tests.factories.simulated_gpu import GIB, Gpu
 
 MIB = 2**20

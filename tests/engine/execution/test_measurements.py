@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.execution import measurements
-from engine.execution.measurements import remembered
+from engine.execution import cpu_choices
+from engine.execution.cpu_choices import remembered
 
 
 class Figures(msgspec.Struct):
@@ -21,7 +21,7 @@ class Figures(msgspec.Struct):
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(measurements._OthersTime, "share", lambda self: 0.0)
+    monkeypatch.setattr(cpu_choices._OthersTime, "share", lambda self: 0.0)
     return tmp_path / "cache" / "trident" / "measurements.json"
 
 
@@ -47,19 +47,19 @@ def test_what_is_remembered_comes_back_as_it_was() -> None:
 def test_another_machine_measures_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = counted(3, 4)
     assert remembered("threads", measure, int) == 3
-    monkeypatch.setattr(measurements, name, lambda: "another")
+    monkeypatch.setattr(cpu_choices, name, lambda: "another")
     assert remembered("threads", measure, int) == 4
 
 
 def test_what_was_disturbed_is_not_remembered(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurements._OthersTime, "share", lambda self: 0.5)
+    monkeypatch.setattr(cpu_choices._OthersTime, "share", lambda self: 0.5)
     assert [remembered("threads", each, int) for each in (lambda: 1, lambda: 2)] == [1, 2]
     assert not file.exists()
 
 
 def test_the_time_of_others_does_not_count_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    others = measurements._OthersTime()
+    others = cpu_choices._OthersTime()
     assert others.share() == 1.0  # too early to tell
     began, used = time.monotonic(), time.process_time()
     while time.process_time() - used < 0.4:  # others may take most of the processors
@@ -93,9 +93,9 @@ def test_without_a_place_each_start_measures(
 
 
 def test_the_oldest_are_forgotten(file: Path) -> None:
-    for number in range(measurements._MOST_ENTRIES + 5):
+    for number in range(cpu_choices._MOST_ENTRIES + 5):
         remembered(number, lambda number=number: number, int)
     assert list(json.loads(file.read_bytes()).values()) == [
-        *range(5, measurements._MOST_ENTRIES + 5)
+        *range(5, cpu_choices._MOST_ENTRIES + 5)
     ]
     assert not list(file.parent.glob("tmp*"))

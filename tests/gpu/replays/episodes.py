@@ -30,8 +30,7 @@ from engine.bench.checkpoint import write_checkpoint
 from engine.config.engine_config import EngineConfig
 from engine.core import engine_core
 from engine.core.engine_core import EngineCore
-from engine.execution.loaded_model import LoadedModel
-from engine.execution.loading import load_model
+from engine.execution.loading import LoadedModel, load_model
 from engine.execution.model_runner import ModelRunner
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids

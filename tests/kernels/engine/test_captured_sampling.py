@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import SamplingParams
 from engine.execution.downloads import Downloads
-from engine.execution.graphs.sample_graphs import SampleGraphs
+from engine.execution.graphs.captured_steps import SampleGraphs
 from engine.execution.graphs.step_graphs import Capturer, CudaCapturer
 from kernels import device
 from kernels.sampling.draw import sample_tokens

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.integrity import check_integrity
 from engine.core.queue.queue_limits import Load, QueueLimits
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, check_integrity
 from engine.errors import QueueFullError
 from tests.factories.arrivals import LAST_STEP
 from tests.factories.beams import make_beams

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config.engine_config import EngineConfig
-from engine.core.deadlines import Deadlines
-from engine.core.integrity import check_integrity
+from engine.core.engine_core import Deadlines
 from engine.core.queue.queue_limits import Load, QueueLimits
 from engine.core.request import Request
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, check_integrity
 from engine.errors import QueueFullError
 from tests.factories.paged_oracle import PagedOracle, check_output
 from tests.factories.requests import make_request, make_scheduler

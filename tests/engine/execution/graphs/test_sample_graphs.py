@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import InsufficientMemoryError
 from engine.execution.downloads import Downloads
-from engine.execution.graphs.captured_steps import CapturedSteps
+from engine.execution.graphs.captured_steps import CapturedSteps, SampleGraphs
 from engine.execution.graphs.graph_sizes import (
     GraphSizes,
     StepTime,
@@ -18,7 +18,6 @@ from engine.execution.graphs.graph_sizes import (
     mixed_sizes,
     next_size,
 )
-from engine.execution.graphs.sample_graphs import SampleGraphs
 from kernels.step.sampling_columns import LENGTH, RUNNING
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.sampling import make_tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 import torch
 
-from engine.execution.memory.freed_memory import return_freed_memory
+from engine.execution.model_weights import return_freed_memory
 
 
 def test_what_lies_between_used_pieces_is_given_back() -> None:

@@ -13,8 +13,7 @@ import pytest
 from llguidance import LLMatcher
 
 from engine.errors import TridentError, UnsupportedError
-from engine.text.grammar.compiler import GrammarCompiler
-from engine.text.grammar.sandbox import Sandbox, _await
+from engine.text.grammar.compiler import GrammarCompiler, Sandbox, _await
 from engine.text.grammar.spec import MAX_LITERAL_BYTES, GrammarSpec, GrammarTextError
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
@@ -263,9 +262,9 @@ def test_a_trial_that_the_machine_ended_is_repeated_for_the_next_request(
         _await(*args)
 
     if fault == "was killed":
-        monkeypatch.setattr("engine.text.grammar.sandbox._await", kill_and_wait)
+        monkeypatch.setattr("engine.text.grammar.compiler._await", kill_and_wait)
     else:
-        monkeypatch.setattr("engine.text.grammar.sandbox._MAX_WALL_S", 0.3)
+        monkeypatch.setattr("engine.text.grammar.compiler._MAX_WALL_S", 0.3)
     child.suspend()
     error = own_compiler.compile(spec(regex="b")).exception(timeout=60)
     assert isinstance(error, TridentError)
