@@ -6,23 +6,21 @@ client; `client.error_codes` lists its status in each API.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple, Self
 from urllib.parse import quote
-
-import msgspec
 
 _MAX_CHARACTERS = 1000
 _MAX_PARAM_CHARACTERS = 256  # in the suffix
 
 
-class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
+class ErrorReport(NamedTuple):
     """An error on its way to another process; the fields are those of `TridentError`."""
 
     code: str
     message: str
     params: tuple[str, ...] = ()
-    figures: dict[str, int] = {}
+    figures: Mapping[str, int] = {}
 
 
 class TridentError(Exception):

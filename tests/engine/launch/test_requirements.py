@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import os
 import platform
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -39,6 +40,17 @@ def test_old_interpreters_can_parse_the_check() -> None:
     for name in ("__init__.py", "launch/__init__.py", "launch/requirements.py"):
         text = (ROOT / "engine" / name).read_text(encoding="utf-8")
         ast.parse(text, feature_version=(3, 7))
+
+
+def test_check_needs_the_standard_library_only() -> None:
+    found = subprocess.run(
+        [sys.executable, "-P", "-S", "-c", "from engine.launch import requirements as r; r.main()"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.stderr == ""
 
 
 @pytest.mark.parametrize("version", [(3, 10, 13), (3, 13, 0), (4, 11, 0)])
