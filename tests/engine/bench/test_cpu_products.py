@@ -41,4 +41,4 @@ def test_a_cpu_without_both_is_told(
     monkeypatch.setattr(cpu_products, "can_pack", lambda dtype: False)
     with pytest.raises(SystemExit):
         main(["--models", "tiny"])
-    assert "not both products" in capsys.readouterr().err
+    assert "needs the bfloat16 GEMM of both backends" in capsys.readouterr().err
