@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from client.gateway.tool_calls import AnswerStream, ContentDelta, ReasoningDelta
+from client.gateway.tool_parsers import AnswerStream, ContentDelta, ReasoningDelta
 from client.protocol import Chunk
 
 # C0 and C1 control characters but newline and tab: what a model writes must not steer the terminal.

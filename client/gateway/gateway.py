@@ -20,7 +20,7 @@ from client.gateway.security.quotas import Quotas
 from client.gateway.security.tenant_client import TenantClient
 from client.gateway.security.tenants import Tenant
 from client.gateway.settings import GatewaySettings
-from client.gateway.tool_calls import TOOL_PARSERS, ToolParser
+from client.gateway.tool_parsers import TOOL_PARSERS, ToolParser
 from client.protocol import Health
 
 _KNOWN_S = 60.0  # how long what they have said is taken for true

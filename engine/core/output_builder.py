@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.request import Request
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 from engine.protocol.messages import OutputDetails, RequestStats, SequenceOutput
 from engine.protocol.step_outputs import StepOutputs
 from engine.text.detokenizer import Detokenizer
@@ -25,7 +25,7 @@ class OutputBuilder:
         self,
         detokenizer: Detokenizer,
         opens_window: NDArray[np.bool_],
-        states: SlotStates,
+        states: SeqSlots,
         *,
         stream_interval: int,
     ) -> None:

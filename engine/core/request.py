@@ -48,7 +48,7 @@ class Request:
 
     There is no prefill or decode phase: the scheduler advances `num_computed_tokens` up to
     `num_tokens`, plus tokens that a step in flight samples. While the sequence runs, `counters` and
-    `tokens` are views of its slot in `SlotStates`, where a step changes them for all rows at once.
+    `tokens` are views of its slot in `SeqSlots`, where a step changes them for all rows at once.
     Only the scheduler assigns `slot` and `forks`; the KV cache manager writes `kv`. A request's
     first sequence alone has `prompt_scores`.
 

@@ -15,7 +15,7 @@ from engine.core.kv.kv_cache_manager import BlockCopy
 from engine.core.ragged import Int32s, ragged
 from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, BlockWrites, NewRequestData, SchedulerOutput
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 from engine.request.sampling_params import SamplingParams
 from kernels.step.sampling_columns import (
     ALLOWED,
@@ -95,7 +95,7 @@ class ScheduleBuilder:
         swap_out, copies, swap_in: blocks to move before the step.
     """
 
-    def __init__(self, states: SlotStates) -> None:
+    def __init__(self, states: SeqSlots) -> None:
         """Start a step of the sequences in `states`."""
         self._states = states
         # The first columns of `SchedulerOutput`, in parts.

@@ -23,7 +23,7 @@ from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.schedule import SamplerOutput, SchedulerOutput
 from engine.core.schedule_builder import ScheduleBuilder
-from engine.core.slot_states import FREE, SlotStates
+from engine.core.seq_slots import FREE, SeqSlots
 from engine.core.spec_decode.proposer import Proposer, SpecDecode
 from engine.core.update_from_output import OutputUpdater, UpdateResult
 from engine.nvtx import nvtx_range
@@ -77,7 +77,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.policy = policy
         self.rank = rank_by_priority if policy == "priority" else rank_fcfs
-        self.slots = SlotStates(max_num_seqs, max_model_len, kv_cache.block_size)
+        self.slots = SeqSlots(max_num_seqs, max_model_len, kv_cache.block_size)
         self.mask_workers = mask_workers or MaskWorkers()
         self._output_updater = OutputUpdater(self.slots, kv_cache, token_bytes, self.mask_workers)
         self.constraints = SamplingConstraints(vocab_size=len(token_bytes))
@@ -365,9 +365,7 @@ class ParallelSampling:
     They wait, as forks, until the first of them has computed the prompt.
     """
 
-    def __init__(
-        self, states: SlotStates, kv_cache: KVCacheManager, waiting: WaitingQueues
-    ) -> None:
+    def __init__(self, states: SeqSlots, kv_cache: KVCacheManager, waiting: WaitingQueues) -> None:
         """Queue them in `waiting`, when the sequence in `states` that has them is so far."""
         self._states = states
         self._kv_cache = kv_cache

@@ -20,7 +20,7 @@ from engine.core.logprobs.scored_tokens import ScoredTokens
 from engine.core.ragged import ragged
 from engine.core.request import FinishReason, Request
 from engine.core.schedule import ForcedTokens, SamplerOutput, SchedulerOutput
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 from engine.protocol.messages import TokenLogprobs
 from engine.text.byte_sets import ByteSets
 from kernels.step.sampling_columns import RUNNING, SKIPPED
@@ -130,7 +130,7 @@ class OutputUpdater:
 
     def __init__(
         self,
-        states: SlotStates,
+        states: SeqSlots,
         kv_cache: KVCacheManager,
         token_bytes: ByteSets,
         mask_workers: MaskWorkers,
@@ -339,7 +339,7 @@ class JumpForward:
     The next step computes them together, as a chunk of a prompt.
     """
 
-    def __init__(self, states: SlotStates, *, vocab_size: int) -> None:
+    def __init__(self, states: SeqSlots, *, vocab_size: int) -> None:
         """Append tokens to the sequences in `states`, with `vocab_size` logits per token."""
         self._states = states
         self._vocab_size = vocab_size

@@ -40,7 +40,7 @@ from kernels.step.sampling_columns import (
     PENALTIES,
     TRUNCATION,
 )
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.upload import upload, upload_together
 
 _NONE = np.zeros(0, dtype=np.int32)
@@ -111,7 +111,7 @@ class SamplePlan:
 
 
 class Sampler:
-    """Chooses tokens for the sequences in the slots of `SlotTables`.
+    """Chooses tokens for the sequences in the slots of `SeqSlotTables`.
 
     A row's token depends on its logits, its parameters, its seed and its number of output tokens
     alone, never on the other rows. Log-probabilities are those before any processing, except a
@@ -121,7 +121,7 @@ class Sampler:
     on the device: it takes the plans in the order in which they were made.
     """
 
-    def __init__(self, tables: SlotTables, vocab_size: int) -> None:
+    def __init__(self, tables: SeqSlotTables, vocab_size: int) -> None:
         """Sample for the sequences in `tables`, from logits on their device.
 
         The first sequence with penalties allocates 4 bytes there per slot and vocabulary token.

@@ -14,7 +14,7 @@ from engine.execution.devices import ResolvedConfig
 from engine.execution.memory.step_memory import is_out_of_memory
 from engine.validation.limits import MAX_LOGIT_BIAS
 from kernels.step.sampling_columns import ALLOWED, SAMPLING_COLUMNS
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.slot_writes import SlotWrites
 
 
@@ -25,7 +25,7 @@ def allocate_tables(
     device: torch.device,
     *,
     num_groups: int,
-) -> SlotTables:
+) -> SeqSlotTables:
     """Return the tables of `max_num_seqs` sequences of up to `max_model_len` tokens.
 
     Args:
@@ -35,7 +35,7 @@ def allocate_tables(
         InsufficientMemoryError: there is no room for them on `device`.
     """
     try:
-        return SlotTables.allocate(
+        return SeqSlotTables.allocate(
             config.max_num_seqs,
             max_model_len=max_model_len,
             max_blocks=blocks_for(max_model_len, config.block_size),
@@ -54,7 +54,7 @@ def allocate_tables(
         ) from error
 
 
-def slot_writes(schedule: SchedulerOutput, tables: SlotTables, num_rows: int) -> SlotWrites:
+def slot_writes(schedule: SchedulerOutput, tables: SeqSlotTables, num_rows: int) -> SlotWrites:
     """Return the changes of `tables` that `schedule` asks for, with `num_rows` rows in the step.
 
     The rows after those of the schedule are padding, with the slot -1 and no tokens.

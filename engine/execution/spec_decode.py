@@ -21,7 +21,7 @@ from engine.execution.pending_step import NO_PROMPTS, ForwardResults, PendingSte
 from engine.execution.sampler import Sampler
 from engine.models.causal_lm import CausalLM
 from kernels.step.sampling_columns import RUNNING
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.token_scatter import scatter_tokens
 from kernels.step.upload import upload
 
@@ -51,7 +51,7 @@ class DraftedSteps:
     """
 
     def __init__(
-        self, model: CausalLM, tables: SlotTables, sampler: Sampler, downloads: Downloads
+        self, model: CausalLM, tables: SeqSlotTables, sampler: Sampler, downloads: Downloads
     ) -> None:
         """Draw tokens of `model` with `sampler` for the sequences in `tables`."""
         self._model = model

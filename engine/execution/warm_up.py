@@ -18,7 +18,7 @@ from engine.core.logprobs.scored_tokens import ScoredTokens
 from engine.core.request import Request
 from engine.core.schedule import Adjustments, SamplingBatch, SchedulerOutput
 from engine.core.schedule_builder import ScheduleBuilder
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 from engine.execution.devices import ResolvedConfig
 from engine.request.sampling_params import SamplingParams
 from kernels.quantized.splits import MOST_SPLIT
@@ -97,7 +97,7 @@ def padding_step(
     All their tokens are token 0, and all their blocks the null block. With `prompt_logprobs` all
     are scored.
     """
-    states = SlotStates(len(lengths), max(lengths), block_size)
+    states = SeqSlots(len(lengths), max(lengths), block_size)
     step = ScheduleBuilder(states)
     for length in sorted(lengths):
         request = Request(0, np.zeros(length, dtype=np.int32), params, max_tokens=2, seed=0)

@@ -29,7 +29,7 @@ from kernels.sampling import logit_order
 from kernels.sampling.logit_order import cleaned
 from kernels.sampling.token_counts import TokenCounts
 from kernels.step import sampling_columns
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 _ALLOWED, _BIAS = tl.constexpr(sampling_columns.ALLOWED), tl.constexpr(sampling_columns.BIAS)
 _PENALTIES = tl.constexpr(sampling_columns.PENALTIES)
@@ -50,7 +50,7 @@ class RowMasks(NamedTuple):
 
 def adjust_logits(
     logits: Tensor,
-    tables: SlotTables,
+    tables: SeqSlotTables,
     slots: Tensor,
     counts: TokenCounts,
     masks: RowMasks | None = None,
@@ -81,7 +81,7 @@ def adjust_logits(
 
 def reference(
     logits: Tensor,
-    tables: SlotTables,
+    tables: SeqSlotTables,
     slots: Tensor,
     counts: TokenCounts,
     masks: RowMasks | None = None,
@@ -93,7 +93,11 @@ def reference(
 
 
 def _torch(
-    logits: Tensor, tables: SlotTables, slots: Tensor, counts: TokenCounts, masks: RowMasks | None
+    logits: Tensor,
+    tables: SeqSlotTables,
+    slots: Tensor,
+    counts: TokenCounts,
+    masks: RowMasks | None,
 ) -> None:
     """Adjust row by row, and only tokens that are biased, occurred before or are forbidden."""
     mask_ids = [-1] * len(logits) if masks is None else masks.mask_ids.tolist()
@@ -122,7 +126,7 @@ def _torch(
 
 
 def _torch_penalties(
-    row: Tensor, tables: SlotTables, slot: int, counts: TokenCounts, penalises_repetition: bool
+    row: Tensor, tables: SeqSlotTables, slot: int, counts: TokenCounts, penalises_repetition: bool
 ) -> None:
     said = counts.output_counts[slot]
     if penalises_repetition:
@@ -239,7 +243,11 @@ def settings() -> dict[str, int]:
 
 
 def _launch(
-    logits: Tensor, tables: SlotTables, slots: Tensor, counts: TokenCounts, masks: RowMasks | None
+    logits: Tensor,
+    tables: SeqSlotTables,
+    slots: Tensor,
+    counts: TokenCounts,
+    masks: RowMasks | None,
 ) -> None:
     num_rows, vocab = logits.shape
     num_words = tables.allowed_tokens.shape[1]
@@ -275,7 +283,11 @@ def _launch(
 
 
 def _check(
-    logits: Tensor, tables: SlotTables, slots: Tensor, counts: TokenCounts, masks: RowMasks | None
+    logits: Tensor,
+    tables: SeqSlotTables,
+    slots: Tensor,
+    counts: TokenCounts,
+    masks: RowMasks | None,
 ) -> None:
     check_dtype("logits", logits, torch.float32)
     check_shape("logits", logits, (None, None))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels import cpu
 from kernels.cpu.draw import draw_tokens
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 _FEW = 512  # most likely tokens that are filtered before a whole row is sorted
 
@@ -25,7 +25,7 @@ _ROUNDS = 10
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def draw_on_cpu(logits: Tensor, tables: SlotTables, slots: Tensor) -> Tensor:
+def draw_on_cpu(logits: Tensor, tables: SeqSlotTables, slots: Tensor) -> Tensor:
     """Return a token per row, int64 [R], by the parameters of its slot.
 
     Args:

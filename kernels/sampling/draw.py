@@ -55,14 +55,14 @@ from kernels.sampling.draw_kernels import draw_kernel, scan_kernel, shortlist_ke
 from kernels.sampling.draw_rules import UNIT
 from kernels.sampling.logit_order import group_size
 from kernels.sampling.philox import exponentials_reference
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 _MAX_VOCAB = 2**22  # such a number of weights of 2^40 fits into an int64
 
 
 def sample_tokens(
     logits: Tensor,
-    tables: SlotTables,
+    tables: SeqSlotTables,
     slots: Tensor,
     *,
     has_filters: bool = True,
@@ -103,7 +103,7 @@ def sample_tokens(
     return out
 
 
-def reference(logits: Tensor, tables: SlotTables, slots: Tensor) -> Tensor:
+def reference(logits: Tensor, tables: SeqSlotTables, slots: Tensor) -> Tensor:
     """Return the tokens of the kernels by sorting, in float64 and with their random numbers."""
     rows = slots.long().clamp(min=0)
     columns = (tables.temperature, tables.top_k, tables.top_p, tables.min_p, tables.seeds)
@@ -173,7 +173,7 @@ def settings(vocab: int) -> Settings:
 
 
 def _launch(
-    logits: Tensor, tables: SlotTables, slots: Tensor, out: Tensor, has_filters: bool
+    logits: Tensor, tables: SeqSlotTables, slots: Tensor, out: Tensor, has_filters: bool
 ) -> None:
     num_rows, vocab = logits.shape
     if not num_rows:
@@ -240,7 +240,7 @@ def _launch(
     )
 
 
-def _check(logits: Tensor, tables: SlotTables, slots: Tensor) -> None:
+def _check(logits: Tensor, tables: SeqSlotTables, slots: Tensor) -> None:
     check_dtype("logits", logits, torch.float32)
     check_shape("logits", logits, (None, None))
     if not 0 < logits.shape[1] <= _MAX_VOCAB:

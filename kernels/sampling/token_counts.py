@@ -19,7 +19,7 @@ from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from kernels.device import cdiv
 from kernels.step import sampling_columns
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 _PENALTIES = tl.constexpr(sampling_columns.PENALTIES)
 
@@ -54,7 +54,7 @@ class TokenCounts(NamedTuple):
             check_contiguous(name, table)
 
 
-def count_tokens(counts: TokenCounts, tables: SlotTables, slots: Tensor) -> None:
+def count_tokens(counts: TokenCounts, tables: SeqSlotTables, slots: Tensor) -> None:
     """Count the tokens of `slots` with penalties that have not been counted yet.
 
     Args:
@@ -93,7 +93,7 @@ def count_tokens(counts: TokenCounts, tables: SlotTables, slots: Tensor) -> None
         )
 
 
-def _torch(counts: TokenCounts, tables: SlotTables, slots: Tensor) -> None:
+def _torch(counts: TokenCounts, tables: SeqSlotTables, slots: Tensor) -> None:
     vocab, num_words = counts.output_counts.shape[1], counts.prompt_mask.shape[1]
     for slot in slots.tolist():
         if slot < 0 or not int(tables.features[slot]) & sampling_columns.PENALTIES:

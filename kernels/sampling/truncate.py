@@ -31,12 +31,12 @@ from kernels.cpu.truncate import truncate_rows
 from kernels.sampling import logit_order
 from kernels.sampling.draw_rules import inverse_temperature, mass, weight
 from kernels.sampling.logit_order import cleaned, from_key, to_key
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 _INFINITE_KEY = tl.constexpr(0x7F800000)  # of an infinite distance
 
 
-def truncate_logits(logits: Tensor, tables: SlotTables, slots: Tensor) -> None:
+def truncate_logits(logits: Tensor, tables: SeqSlotTables, slots: Tensor) -> None:
     """Forbid the tokens that `top_n_sigma` drops, then those that `typical_p` drops of the rest.
 
     The deviation is that of the tokens that are not forbidden yet. Of tokens equally near to the
@@ -62,7 +62,7 @@ def truncate_logits(logits: Tensor, tables: SlotTables, slots: Tensor) -> None:
     form(logits, temperature, tables.top_n_sigma[rows], tables.typical_p[rows])
 
 
-def reference(logits: Tensor, tables: SlotTables, slots: Tensor) -> Tensor:
+def reference(logits: Tensor, tables: SeqSlotTables, slots: Tensor) -> Tensor:
     """Return the logits with those dropped at -inf, found by sorting, in float64."""
     logits = logits.clone()
     rows = slots.long().clamp(min=0)
@@ -212,7 +212,7 @@ def settings() -> dict[str, int]:
     return {"TILE": 2048, "num_warps": 16}
 
 
-def _launch(logits: Tensor, tables: SlotTables, slots: Tensor) -> None:
+def _launch(logits: Tensor, tables: SeqSlotTables, slots: Tensor) -> None:
     num_rows, vocab = logits.shape
     _kernel[(num_rows,)](
         logits_ptr=logits,
@@ -226,7 +226,7 @@ def _launch(logits: Tensor, tables: SlotTables, slots: Tensor) -> None:
     )
 
 
-def _check(logits: Tensor, tables: SlotTables, slots: Tensor) -> None:
+def _check(logits: Tensor, tables: SeqSlotTables, slots: Tensor) -> None:
     check_dtype("logits", logits, torch.float32)
     check_shape("logits", logits, (None, None))
     check_last_stride("logits", logits)

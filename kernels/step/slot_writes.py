@@ -18,14 +18,14 @@ from torch import Tensor
 
 from kernels import device
 from kernels.step.sampling_columns import RUNNING
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.upload import upload
 
 
 class SlotWrites:
     """The host's changes to `tables` before a step: collected, then applied in one launch."""
 
-    def __init__(self, tables: SlotTables) -> None:
+    def __init__(self, tables: SeqSlotTables) -> None:
         """Collect changes to `tables`."""
         self._tables = tables
         # Runs of values: their offsets in the buffer, their lengths, and all values in turn.

@@ -20,7 +20,7 @@ from torch import Tensor
 from kernels import cpu, device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_output, check_shape
 from kernels.step.sampling_columns import RUNNING
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class StepInputs:
 
 
 def prepare_inputs(
-    tables: SlotTables,
+    tables: SeqSlotTables,
     slots: Tensor,
     query_start_loc: Tensor,
     num_tokens_padded: int,
@@ -125,7 +125,7 @@ def prepare_inputs(
 
 
 def reference(
-    tables: SlotTables,
+    tables: SeqSlotTables,
     slots: Tensor,
     query_start_loc: Tensor,
     num_tokens_padded: int,
@@ -172,7 +172,7 @@ def reference(
 
 
 def _on_cpu(
-    tables: SlotTables,
+    tables: SeqSlotTables,
     slots: Tensor,
     query_start_loc: Tensor,
     num_tokens_padded: int,
@@ -202,7 +202,7 @@ def _on_cpu(
 
 
 def _launch(
-    tables: SlotTables,
+    tables: SeqSlotTables,
     slots: Tensor,
     query_start_loc: Tensor,
     block_size: int,
@@ -236,7 +236,7 @@ def _launch(
 
 
 def _check(
-    tables: SlotTables,
+    tables: SeqSlotTables,
     slots: Tensor,
     query_start_loc: Tensor,
     num_tokens_padded: int,
@@ -260,7 +260,9 @@ def _check(
         )
 
 
-def _check_out(out: StepInputs, tables: SlotTables, slots: Tensor, num_tokens_padded: int) -> None:
+def _check_out(
+    out: StepInputs, tables: SeqSlotTables, slots: Tensor, num_tokens_padded: int
+) -> None:
     rows, tokens = (slots.shape[0],), (num_tokens_padded,)
     table_width = tables.block_tables.shape[1]
     for name, tensor, shape, dtype in (

@@ -21,11 +21,11 @@ from kernels.checks import (
 )
 from kernels.device import cdiv, next_power_of_2
 from kernels.step.sampling_columns import LENGTH, RUNNING, SKIPPED, STOP
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 
 def scatter_tokens(
-    tables: SlotTables, slots: Tensor, token_ids: Tensor, *, out: Tensor | None = None
+    tables: SeqSlotTables, slots: Tensor, token_ids: Tensor, *, out: Tensor | None = None
 ) -> Tensor:
     """Append `token_ids[i]` to the sequence in `slots[i]`, unless that is -1 or has ended.
 
@@ -62,13 +62,15 @@ def scatter_tokens(
     return out
 
 
-def reference(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> tuple[SlotTables, Tensor]:
+def reference(
+    tables: SeqSlotTables, slots: Tensor, token_ids: Tensor
+) -> tuple[SeqSlotTables, Tensor]:
     """Return the changed tables and the finish reasons."""
     tables = tables.clone()
     return tables, _torch(tables, slots, token_ids)
 
 
-def _on_cpu(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
+def _on_cpu(tables: SeqSlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
     if (fast := cpu.operations(slots)) is None:
         return _torch(tables, slots, token_ids)
     found: Tensor = fast.scatter_tokens(
@@ -85,7 +87,7 @@ def _on_cpu(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
     return found
 
 
-def _torch(tables: SlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
+def _torch(tables: SeqSlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
     slot = slots.long().clamp(min=0)
     place = tables.num_tokens[slot]
     takes = (slots >= 0) & (tables.finish_reasons[slot] == RUNNING)
@@ -167,7 +169,7 @@ def settings(num_stop_token_ids: int) -> dict[str, int]:
     return {"BR": min(max(1024 // width, 1), 128), "BE": width, "num_warps": 4}
 
 
-def _launch(tables: SlotTables, slots: Tensor, token_ids: Tensor, reasons: Tensor) -> None:
+def _launch(tables: SeqSlotTables, slots: Tensor, token_ids: Tensor, reasons: Tensor) -> None:
     num_rows, num_stop_token_ids = slots.shape[0], tables.stop_token_ids.shape[1]
     tile = settings(num_stop_token_ids)
     _kernel[(cdiv(num_rows, tile["BR"]),)](

@@ -10,7 +10,7 @@ from kernels.sampling.draw import sample_tokens
 from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
 from kernels.sampling.truncate import truncate_logits
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
 
@@ -33,8 +33,8 @@ def _longs(*shape: int) -> Tensor:
     return _meta(torch.int64, *shape)
 
 
-def _tables(vocab: int) -> SlotTables:
-    return SlotTables.allocate(
+def _tables(vocab: int) -> SeqSlotTables:
+    return SeqSlotTables.allocate(
         256,
         max_model_len=32768,
         max_blocks=2048,
@@ -45,7 +45,7 @@ def _tables(vocab: int) -> SlotTables:
     )
 
 
-def _draw(vocab: int) -> tuple[Tensor, SlotTables, Tensor]:
+def _draw(vocab: int) -> tuple[Tensor, SeqSlotTables, Tensor]:
     return _floats(ROWS, vocab), _tables(vocab), _ints(ROWS)
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.slot_writes import SlotWrites
 from kernels.step.step_inputs import StepInputs, prepare_inputs
 from tests.aot.bounds import check, each_gpu
@@ -11,8 +11,8 @@ from tests.kernels.slot_cases import admit
 META = torch.device("meta")
 
 
-def slot_tables(max_model_len: int, block_size: int) -> SlotTables:
-    return SlotTables.allocate(
+def seq_slot_tables(max_model_len: int, block_size: int) -> SeqSlotTables:
+    return SeqSlotTables.allocate(
         256,
         max_model_len=max_model_len,
         max_blocks=-(-max_model_len // block_size),
@@ -26,7 +26,7 @@ def slot_tables(max_model_len: int, block_size: int) -> SlotTables:
 @each_gpu
 @pytest.mark.parametrize(("block_size", "max_model_len"), [(16, 131072), (64, 32771)])
 def test_steps(block_size: int, max_model_len: int, gpu: str) -> None:
-    tables = slot_tables(max_model_len, block_size)
+    tables = seq_slot_tables(max_model_len, block_size)
     slots = torch.empty(256, dtype=torch.int32, device=META)
     query_start_loc = torch.empty(257, dtype=torch.int32, device=META)
     check(compile_call(gpu, prepare_inputs, tables, slots, query_start_loc, 8192, block_size))
@@ -34,7 +34,7 @@ def test_steps(block_size: int, max_model_len: int, gpu: str) -> None:
 
 def test_every_number_of_rows_and_tokens_runs_the_same_code() -> None:
     """Otherwise each new batch size would recompile."""
-    tables = slot_tables(4096, 16)
+    tables = seq_slot_tables(4096, 16)
     codes = set()
     for num_rows, num_tokens in ((1, 1), (1, 17), (16, 16), (7, 1024), (256, 999)):
         both = torch.empty(2 * num_rows + 1, dtype=torch.int32, device=META)
@@ -48,7 +48,7 @@ def test_every_number_of_rows_and_tokens_runs_the_same_code() -> None:
 
 @each_gpu
 def test_writes_to_the_tables(gpu: str) -> None:
-    writes = SlotWrites(slot_tables(4096, 16))
+    writes = SlotWrites(seq_slot_tables(4096, 16))
     admit(
         writes,
         3,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.token_scatter import scatter_tokens
 from tests.aot.bounds import check, each_gpu
 from tests.aot.compiler import compile_call
@@ -12,7 +12,7 @@ META = torch.device("meta")
 @each_gpu
 @pytest.mark.parametrize("max_stop_token_ids", [8, 1000])
 def test_tokens(max_stop_token_ids: int, gpu: str) -> None:
-    tables = SlotTables.allocate(
+    tables = SeqSlotTables.allocate(
         256,
         max_model_len=32771,
         max_blocks=2049,

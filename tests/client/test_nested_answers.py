@@ -15,12 +15,12 @@ from tritonclient.grpc import service_pb2
 from client import ConfigurationError, ServerError, TridentClientError
 from client.gateway.security.tenants import read_tenants
 from client.gateway.settings import GatewaySettings
-from client.gateway.tool_calls.registry import TOOL_PARSERS
+from client.gateway.tool_parsers.registry import TOOL_PARSERS
 from client.gateway_client import GatewayClient
 from client.response import read_chunks, read_health
 from tests.client.fake_triton import HELLO, FakeTriton, serve
 from tests.client.gateway.asking import ask
-from tests.client.gateway.tool_calls.answers import read, tool_call
+from tests.client.gateway.tool_parsers.answers import read, tool_call
 from tests.server.gateway.running import running
 
 DEPTHS = (100, 180, 1_000, 100_000, 1_000_000)

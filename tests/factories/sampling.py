@@ -14,7 +14,7 @@ from engine.core.constraints.sampling_constraints import SamplingConstraints
 from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplerOutput
 from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 from engine.core.update_from_output import token_logprobs
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import PendingStep
@@ -22,14 +22,14 @@ from engine.execution.sampler import SamplePlan, Sampler
 from engine.execution.slot_writes import write_admissions
 from engine.protocol.messages import TokenLogprobs
 from engine.validation.limits import MAX_LOGIT_BIAS
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.slot_writes import SlotWrites
 from kernels.step.token_scatter import scatter_tokens
 
 CPU = torch.device("cpu")
 
 _NONE = np.zeros(0, dtype=np.int32)
-_BUILDER = ScheduleBuilder(SlotStates(1, 1, 1))
+_BUILDER = ScheduleBuilder(SeqSlots(1, 1, 1))
 _BUILDER.add(_NONE, _NONE)
 EMPTY = _BUILDER.build()
 
@@ -48,9 +48,9 @@ def make_tables(
     max_model_len: int = 64,
     vocab_size: int = 32,
     device: torch.device = CPU,
-) -> SlotTables:
+) -> SeqSlotTables:
     """Return tables for sequences of one block."""
-    return SlotTables.allocate(
+    return SeqSlotTables.allocate(
         num_slots,
         max_model_len=max_model_len,
         max_blocks=1,

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from kernels.step.sampling_columns import LENGTH, RUNNING, STOP
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.slot_writes import SlotWrites
 from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros
 
 
-def empty_tables(num_slots: int, *, device: torch.device = DEVICE, **sizes: int) -> SlotTables:
+def empty_tables(num_slots: int, *, device: torch.device = DEVICE, **sizes: int) -> SeqSlotTables:
     """Return tables of zeros; a size that is not given is 1."""
     names = ("max_model_len", "max_blocks", "max_stop_token_ids", "max_biases", "vocab_size")
     given: dict[str, int] = {**dict.fromkeys(names, 1), **sizes}
-    return SlotTables.allocate(num_slots, device=device, **given)
+    return SeqSlotTables.allocate(num_slots, device=device, **given)
 
 
 def random_tables(
@@ -36,7 +36,7 @@ def random_tables(
     num_groups: int = 1,
     seed: int = 0,
     device: torch.device = DEVICE,
-) -> SlotTables:
+) -> SeqSlotTables:
     """Return tables in which each slot holds a sequence in a random state."""
     sizes = {
         "max_model_len": max_model_len,
@@ -103,15 +103,15 @@ def set_blocks(writes: SlotWrites, slot: int, start: int, block_ids: Sequence[in
     writes.set_lists("block_tables", array([slot]), array([start]), ends, array(block_ids))
 
 
-def vast_tables(monkeypatch: pytest.MonkeyPatch) -> SlotTables:
+def vast_tables(monkeypatch: pytest.MonkeyPatch) -> SeqSlotTables:
     """Return three slots, the last of which starts beyond 2**31 tokens; most pages are unmapped."""
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", lambda size, **_: vast_zeros(4 * size).view(torch.int32))
         return empty_tables(3, max_model_len=2**30 + 64, max_blocks=2**24 + 1)
 
 
-def assert_tables_equal(found: SlotTables, expected: SlotTables) -> None:
-    for field in fields(SlotTables):
+def assert_tables_equal(found: SeqSlotTables, expected: SeqSlotTables) -> None:
+    for field in fields(SeqSlotTables):
         left, right = getattr(found, field.name), getattr(expected, field.name)
         is_equal = torch.equal if isinstance(left, torch.Tensor) else int.__eq__
         assert is_equal(left, right), field.name

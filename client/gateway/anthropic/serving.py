@@ -59,7 +59,13 @@ from client.gateway.gateway import Gateway
 from client.gateway.generation import Generation
 from client.gateway.openai.serving_chat import FIELD, ChatAnswer, switch_of
 from client.gateway.openai.tools import refuse_too_many, tool_choice_of
-from client.gateway.tool_calls import AnswerDelta, ContentDelta, Part, ReasoningDelta, ToolCallDelta
+from client.gateway.tool_parsers import (
+    AnswerDelta,
+    ContentDelta,
+    Part,
+    ReasoningDelta,
+    ToolCallDelta,
+)
 from client.protocol import ChatParameters, Chunk, Health
 
 _SAMPLING = {

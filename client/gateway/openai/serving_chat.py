@@ -34,7 +34,7 @@ from client.gateway.openai.protocol import (
 )
 from client.gateway.openai.tools import tool_choice_of, with_calls
 from client.gateway.schemas.tokens import TokenizeRequest
-from client.gateway.tool_calls import AnswerDelta, AnswerStream, ToolChoice
+from client.gateway.tool_parsers import AnswerDelta, AnswerStream, ToolChoice
 from client.protocol import ChatParameters, Chunk, Health
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's

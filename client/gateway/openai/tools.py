@@ -9,9 +9,9 @@ from typing import Any
 from client.errors import InvalidRequestError
 from client.gateway.errors import from_client, unsupported
 from client.gateway.generation import Generation
-from client.gateway.tool_calls import Node, ToolChoice, ToolParser
-from client.gateway.tool_calls.choice import check_num_tools
-from client.gateway.tool_calls.grammar import json_value
+from client.gateway.tool_parsers import Node, ToolChoice, ToolParser
+from client.gateway.tool_parsers.choice import check_num_tools
+from client.gateway.tool_parsers.grammar import json_value
 
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 

@@ -56,7 +56,7 @@ from client.gateway.responses.resource import (
 )
 from client.gateway.responses.tools import OfferedTools
 from client.gateway.schemas.sampling import Fields, SamplingFields
-from client.gateway.tool_calls import Part, ReasoningDelta, ToolCallDelta
+from client.gateway.tool_parsers import Part, ReasoningDelta, ToolCallDelta
 from client.protocol import Chunk, Health
 
 _SHARED = {*SamplingFields.model_fields, "priority", "return_tokens_as_token_ids"} - {

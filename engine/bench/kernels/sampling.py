@@ -21,7 +21,7 @@ from kernels.sampling.logprobs import token_logprobs
 from kernels.sampling.token_counts import TokenCounts, count_tokens
 from kernels.sampling.truncate import truncate_logits
 from kernels.step.sampling_columns import BIAS, PENALTIES
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 _SPREAD = 3.0  # standard deviation of the logits, similar to a model's
 _BIASES = 4  # per row
@@ -30,9 +30,9 @@ _NUM_TOP = 5
 
 def _inputs(
     rows: int, vocab: int, device: torch.device, max_model_len: int = 1
-) -> tuple[Tensor, SlotTables, Tensor]:
+) -> tuple[Tensor, SeqSlotTables, Tensor]:
     """Return logits, tables, and the slot of each row."""
-    tables = SlotTables.allocate(
+    tables = SeqSlotTables.allocate(
         rows,
         max_model_len=max_model_len,
         max_blocks=1,

@@ -14,19 +14,19 @@ from torch import Tensor
 from engine.bench.kernels.case import SMALL, Case, Work, numel_bytes, randn
 from engine.bench.kernels.shapes import LLAMA_8B, Shape
 from kernels.block_copy import BlockCopier
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.step_inputs import StepInputs, prepare_inputs
 from kernels.step.token_scatter import scatter_tokens
 
 _BLOCK_SIZE = 16
 
 
-def _tables(rows: int, length: int, known: int, device: torch.device) -> SlotTables:
+def _tables(rows: int, length: int, known: int, device: torch.device) -> SeqSlotTables:
     """Return tables of `rows` running sequences with `known` of up to `length` tokens.
 
     Every step advances them; they have room for as many steps as are measured.
     """
-    found = SlotTables.allocate(
+    found = SeqSlotTables.allocate(
         rows,
         max_model_len=length,
         max_blocks=length // _BLOCK_SIZE,

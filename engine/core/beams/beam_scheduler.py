@@ -9,7 +9,7 @@ from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.schedule_builder import ScheduleBuilder
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 from engine.core.update_from_output import UpdateResult
 
 
@@ -21,9 +21,7 @@ class BeamScheduler:
     take the others; whoever writes into a shared block first copies it.
     """
 
-    def __init__(
-        self, states: SlotStates, kv_cache: KVCacheManager, waiting: WaitingQueues
-    ) -> None:
+    def __init__(self, states: SeqSlots, kv_cache: KVCacheManager, waiting: WaitingQueues) -> None:
         """The beams are among the sequences in `states` and `waiting`."""
         self._states = states
         self._kv_cache = kv_cache

@@ -17,7 +17,7 @@ from engine.core.kv.prefix_cache import PrefixCache
 from engine.core.kv.tables import Tables, num_places
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 
 _PART_LEFT = 4  # of the tokens that a prefill could have in a step, one in so many
 
@@ -65,7 +65,7 @@ class PromptAdmission:
     def __init__(
         self,
         kv_cache: KVCacheManager,
-        states: SlotStates,
+        states: SeqSlots,
         waiting: WaitingQueues,
         *,
         max_num_batched_tokens: int,
@@ -210,7 +210,7 @@ class InBatchPrefixCaching:
     """
 
     def __init__(
-        self, states: SlotStates, waiting: WaitingQueues, prefix_cache: PrefixCache, block_size: int
+        self, states: SeqSlots, waiting: WaitingQueues, prefix_cache: PrefixCache, block_size: int
     ) -> None:
         """Pass over requests in `waiting` for the sequences in `states`."""
         self._states = states

@@ -20,7 +20,7 @@ from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.ragged import ragged
 from engine.core.request import Request
 from engine.core.schedule import SchedulerOutput
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 from engine.core.spec_decode.draft_tokens import DraftTokens
 
 # A step of so many tokens takes a CPU hardly longer than one of a single token: both read all
@@ -97,7 +97,7 @@ class SpecDecode:
     def __init__(
         self,
         proposer: Proposer | None,
-        states: SlotStates,
+        states: SeqSlots,
         kv_cache: KVCacheManager,
         waiting: WaitingQueues,
         max_num_batched_tokens: int,

@@ -23,7 +23,7 @@ from engine.execution.graphs.step_graphs import Capturer, Graph, Rows, StepGraph
 from engine.execution.memory.step_memory import is_out_of_memory
 from engine.nvtx import nvtx_range
 from kernels.sampling.draw import sample_tokens
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.token_scatter import scatter_tokens
 
 _ALIGNMENT = 4  # words: kernels take 16 bytes in one load
@@ -42,7 +42,7 @@ class SampleGraphs:
     def __init__(
         self,
         compute_logits: Callable[[Tensor], Tensor],
-        tables: SlotTables,
+        tables: SeqSlotTables,
         hidden: Tensor,
         slots: Tensor,
         sizes: list[int],
@@ -143,7 +143,7 @@ class CapturedSteps:
         forward: Rows,
         compute_logits: Callable[[Tensor], Tensor],
         capturer: Capturer,
-        tables: SlotTables,
+        tables: SeqSlotTables,
         *,
         hidden: Tensor,
         sizes: GraphSizes,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.execution.graphs.graph_sizes import GraphSizes, next_size
 from engine.nvtx import nvtx_range
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 
 
 class Rows(Protocol):
@@ -93,7 +93,7 @@ class StepGraphs:
     def __init__(
         self,
         forward: Rows,
-        tables: SlotTables,
+        tables: SeqSlotTables,
         results: tuple[Tensor, Tensor],
         sizes: GraphSizes,
     ) -> None:

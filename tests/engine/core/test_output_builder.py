@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.core.output_builder import OutputBuilder
 from engine.core.request import Request
-from engine.core.slot_states import SlotStates
+from engine.core.seq_slots import SeqSlots
 from engine.protocol.messages import SequenceOutput
 from engine.request.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
@@ -70,7 +70,7 @@ def answer(
         window_ids=window,
     )
     opens_window = detokenizer.token_flags(detokenizer.tokenizer.vocab_size + 3).opens_window
-    states = SlotStates(1, 1, 1)
+    states = SeqSlots(1, 1, 1)
     builder = OutputBuilder(detokenizer, opens_window, states, stream_interval=stream_interval)
     outputs = []
     for token_id in tokens:

@@ -22,7 +22,7 @@ from engine.execution.graphs.captured_steps import SampleGraphs
 from engine.execution.graphs.step_graphs import Capturer, CudaCapturer
 from kernels import device
 from kernels.sampling.draw import sample_tokens
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.token_scatter import scatter_tokens
 from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.replayed_graphs import ReplayingCapturer
@@ -49,7 +49,7 @@ class Head:
         return hidden @ self.weight
 
 
-def set_params(tables: SlotTables, step: int, *, filters: bool) -> None:
+def set_params(tables: SeqSlotTables, step: int, *, filters: bool) -> None:
     rng = np.random.default_rng(step)
 
     def column(values: Any, table: Tensor) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.sampling.draw import Settings
 from kernels.step.sampling_columns import SAMPLING_COLUMNS
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE
 
@@ -42,7 +42,7 @@ FILTERS = [
 class Rows(NamedTuple):
     """The arguments of `sample_tokens` except the logits."""
 
-    tables: SlotTables
+    tables: SeqSlotTables
     slots: Tensor
 
     @property

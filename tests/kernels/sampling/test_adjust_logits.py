@@ -13,7 +13,7 @@ from kernels.sampling import adjust_logits as module
 from kernels.sampling.adjust_logits import RowMasks, adjust_logits, reference
 from kernels.sampling.token_counts import TokenCounts
 from kernels.step.sampling_columns import ALLOWED, BIAS, MIN_TOKENS, PENALTIES
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE, padded, randn
 from tests.kernels.vast_memory import vast_zeros
@@ -66,7 +66,7 @@ ROWS = [
 ]
 
 
-def tables_of(rows: Sequence[Row], slots: Sequence[int], vocab: int) -> SlotTables:
+def tables_of(rows: Sequence[Row], slots: Sequence[int], vocab: int) -> SeqSlotTables:
     """Return tables with `rows` in `slots`, and other sequences' numbers in the other slots."""
     num_slots = max(slots, default=0) + 3
     tables = empty_tables(num_slots, max_stop_token_ids=5, max_biases=2000, vocab_size=vocab)

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels import device
 from kernels.sampling.token_counts import TokenCounts, count_tokens
 from kernels.step.sampling_columns import PENALTIES
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from tests.kernels.slot_cases import empty_tables
 from tests.kernels.support import DEVICE
 from tests.kernels.vast_memory import vast_zeros
@@ -26,21 +26,23 @@ def forms(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(device, "runs_triton", lambda tensor: False)
 
 
-def make_tables(num_slots: int = 4) -> SlotTables:
+def make_tables(num_slots: int = 4) -> SeqSlotTables:
     """Return tables whose sequences all have penalties, and no tokens."""
     tables = empty_tables(num_slots, max_model_len=2 * LONG, vocab_size=VOCAB)
     tables.features.fill_(PENALTIES | 1)
     return tables
 
 
-def admit(tables: SlotTables, slot: int, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
+def admit(
+    tables: SeqSlotTables, slot: int, prompt: Sequence[int], output: Sequence[int] = ()
+) -> None:
     tables.num_prompt_tokens[slot], tables.num_tokens[slot] = len(prompt), len(prompt)
     tables.num_counted_tokens[slot] = 0
     tables.token_ids[slot, : len(prompt)] = ints(prompt)
     append(tables, slot, output)
 
 
-def append(tables: SlotTables, slot: int, output: Sequence[int]) -> None:
+def append(tables: SeqSlotTables, slot: int, output: Sequence[int]) -> None:
     start = int(tables.num_tokens[slot])
     tables.token_ids[slot, start : start + len(output)] = ints(output)
     tables.num_tokens[slot] += len(output)

@@ -19,7 +19,7 @@ def next_token(token_ids: list[int]) -> int:
 
 @dataclass
 class Sequence:
-    """A sequence, like the engine's `Request`; `reason` is as in `SlotTables`."""
+    """A sequence, like the engine's `Request`; `reason` is as in `SeqSlotTables`."""
 
     prompt: list[int]
     min_tokens: int

@@ -7,7 +7,7 @@ import torch
 
 from kernels import device
 from kernels.step.sampling_columns import LENGTH, RUNNING, SKIPPED, STOP
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.step_inputs import StepInputs, prepare_inputs, reference
 from kernels.step.token_scatter import scatter_tokens
 from tests.kernels.slot_cases import assert_tables_equal, ints, longs, random_tables, vast_tables
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Rows, int]] = {  # and padding tokens
 }
 
 
-def lay_out(tables: SlotTables, rows: Rows) -> tuple[list[int], list[int]]:
+def lay_out(tables: SeqSlotTables, rows: Rows) -> tuple[list[int], list[int]]:
     """Return slots and query_start_loc of the rows."""
     left = (tables.num_tokens - tables.num_computed_tokens).tolist()
     starts = [0]
@@ -40,7 +40,7 @@ def lay_out(tables: SlotTables, rows: Rows) -> tuple[list[int], list[int]]:
 
 
 def from_lists(
-    tables: SlotTables, slots: list[int], starts: list[int], num_tokens: int, block_size: int
+    tables: SeqSlotTables, slots: list[int], starts: list[int], num_tokens: int, block_size: int
 ) -> tuple[StepInputs, list[int]]:
     """Return the result of `reference`, computed token by token."""
     computed = tables.num_computed_tokens.tolist()
@@ -90,7 +90,7 @@ def assert_inputs_equal(found: StepInputs, expected: StepInputs) -> None:
 
 
 def check(
-    tables: SlotTables, slots: list[int], starts: list[int], num_tokens: int, block_size: int
+    tables: SeqSlotTables, slots: list[int], starts: list[int], num_tokens: int, block_size: int
 ) -> None:
     """Compare the wrapper with `reference`; only `num_computed_tokens` may change."""
     before = tables.clone()

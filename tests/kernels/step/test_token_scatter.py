@@ -7,7 +7,7 @@ import torch
 
 from kernels import device
 from kernels.step.sampling_columns import LENGTH, RUNNING, SKIPPED, STOP
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.token_scatter import reference, scatter_tokens
 from tests.kernels.slot_cases import (
     assert_tables_equal,
@@ -40,7 +40,7 @@ RULES: dict[str, tuple[int, int, int, list[int], int, int]] = {
 
 def tables_of(
     num_outputs: int, min_tokens: int, max_tokens: int, stop_token_ids: list[int]
-) -> SlotTables:
+) -> SeqSlotTables:
     """Return three slots, the middle one as described, of at most 20 tokens."""
     tables = random_tables(3, max_model_len=20)
     tables.num_prompt_tokens[1] = PROMPT
@@ -52,8 +52,8 @@ def tables_of(
 
 
 def from_lists(
-    tables: SlotTables, slots: list[int], token_ids: list[int]
-) -> tuple[SlotTables, list[int]]:
+    tables: SeqSlotTables, slots: list[int], token_ids: list[int]
+) -> tuple[SeqSlotTables, list[int]]:
     """Return the result of `reference`, computed per sequence."""
     tables = tables.clone()
     reasons = []

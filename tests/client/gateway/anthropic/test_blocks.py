@@ -22,9 +22,9 @@ from client.gateway.anthropic.events import (
 )
 from client.gateway.anthropic.protocol import ThinkingBlock
 from client.gateway.anthropic.serving import BlockList, BlockStream, tool_input
-from client.gateway.tool_calls import TOOL_PARSERS, AnswerStream
+from client.gateway.tool_parsers import TOOL_PARSERS, AnswerStream
 from client.protocol import Section
-from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, tool_call
+from tests.client.gateway.tool_parsers.answers import FUNCTIONS, content, cut, tool_call
 
 TEXTS = st.text(st.sampled_from('a"\\\n{}:, é😀'), max_size=9)
 VALUES = st.dictionaries(TEXTS, TEXTS | st.integers() | st.lists(TEXTS, max_size=2), max_size=3)

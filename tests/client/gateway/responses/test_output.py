@@ -12,9 +12,9 @@ from msgspec import to_builtins
 
 from client.gateway.openai.protocol import TokenLogprob
 from client.gateway.responses.serving import OutputWriter
-from client.gateway.tool_calls import TOOL_PARSERS, AnswerStream
+from client.gateway.tool_parsers import TOOL_PARSERS, AnswerStream
 from client.protocol import Section
-from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, tool_call
+from tests.client.gateway.tool_parsers.answers import FUNCTIONS, content, cut, tool_call
 
 CALL = '{"name": "now", "arguments": {}}'
 SECTIONS = [

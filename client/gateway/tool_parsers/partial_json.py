@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from client.gateway.tool_calls.section_text import EndOfTextError, Pieces, SectionText
+from client.gateway.tool_parsers.section_text import EndOfTextError, Pieces, SectionText
 
 _IN_STRING = re.compile(r'(?:[^"\\]++|\\.)*+("?)', re.DOTALL)
 _OUTSIDE = re.compile(r'[^"{}\[\]]*+(["{}\[\]]?)')

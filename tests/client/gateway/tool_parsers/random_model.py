@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from client.gateway.tool_calls import TOOL_PARSERS, ToolChoice
+from client.gateway.tool_parsers import TOOL_PARSERS, ToolChoice
 from client.protocol import Section
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
-from tests.client.gateway.tool_calls.answers import Answer
-from tests.client.gateway.tool_calls.answers import read as read_sections
+from tests.client.gateway.tool_parsers.answers import Answer
+from tests.client.gateway.tool_parsers.answers import read as read_sections
 from tests.engine.text.output_parsing.test_families import HARMONY, encode, read
 from tests.factories.grammars import RandomWriter, spec
 from tests.factories.tagged import Form, format_of, tagged

@@ -10,9 +10,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from client.gateway.schemas.limits import MAX_TOOLS
-from client.gateway.tool_calls import TOOL_PARSERS, ToolChoice
+from client.gateway.tool_parsers import TOOL_PARSERS, ToolChoice
 from engine.text.output_parsing.tags import TOOL_CALLS
-from tests.client.gateway.tool_calls.random_model import SCHEMAS, TAGS, Model, allowed, tools
+from tests.client.gateway.tool_parsers.random_model import SCHEMAS, TAGS, Model, allowed, tools
 
 
 @pytest.fixture(

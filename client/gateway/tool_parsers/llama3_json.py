@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.json_calls import read_calls
-from client.gateway.tool_calls.section_text import SectionText, Steps
-from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
+from client.gateway.tool_parsers import grammar
+from client.gateway.tool_parsers.json_calls import read_calls
+from client.gateway.tool_parsers.section_text import SectionText, Steps
+from client.gateway.tool_parsers.tool_parser import Function, Node, ToolParser
 
 # How a text begins that is not read as calls: neither with an object nor with a list of them.
 _NO_CALL = r"[ \t\r\n]*([^ \t\r\n{\[]|\[[ \t\r\n]*[^ \t\r\n{])"

@@ -21,7 +21,7 @@ _ALIGNMENT = 32  # values: each table starts at a 128-byte cache line
 
 
 @dataclass(frozen=True, slots=True)
-class SlotTables(SamplingColumns[Tensor]):
+class SeqSlotTables(SamplingColumns[Tensor]):
     """State of the running sequences, one in each of S slots. Made by `allocate`.
 
     Each value has one writer at a time. The host writes a whole slot when a sequence is admitted,
@@ -90,7 +90,7 @@ class SlotTables(SamplingColumns[Tensor]):
         vocab_size: int,
         device: torch.device,
         num_groups: int = 1,
-    ) -> SlotTables:
+    ) -> SeqSlotTables:
         """Return zeroed tables for `num_slots` sequences; `max_blocks` are of one group.
 
         Raises:
@@ -152,9 +152,9 @@ class SlotTables(SamplingColumns[Tensor]):
         """Maximum number of blocks per sequence in one group."""
         return self.block_tables.shape[1] // self.num_groups
 
-    def clone(self) -> SlotTables:
+    def clone(self) -> SeqSlotTables:
         """Return a copy that shares nothing with this one."""
-        copy = SlotTables.allocate(
+        copy = SeqSlotTables.allocate(
             self.num_slots,
             max_model_len=self.max_model_len,
             max_blocks=self.max_blocks,

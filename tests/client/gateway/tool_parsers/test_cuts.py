@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.gateway.tool_calls import TOOL_PARSERS, Function
+from client.gateway.tool_parsers import TOOL_PARSERS, Function
 from client.protocol import Section
-from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, read, tool_call
+from tests.client.gateway.tool_parsers.answers import FUNCTIONS, content, cut, read, tool_call
 
 TEXTS = st.text(st.sampled_from("a\"'\\\n{}[](),=:; <>/é😀\u2028u0d8Pp"), max_size=12)
 VALUES = st.recursive(

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from client.errors import InvalidRequestError
 from client.gateway.schemas.limits import MAX_TOOLS
-from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
+from client.gateway.tool_parsers import grammar
+from client.gateway.tool_parsers.tool_parser import Function, Node, ToolParser
 
 Mode = Literal["auto", "none", "required"]
 

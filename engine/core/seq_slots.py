@@ -1,4 +1,4 @@
-"""SlotStates: the host's mirror of the running sequences, in columns."""
+"""SeqSlots: the host's mirror of the running sequences, in columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine.core.request import Request
 FREE = 0
 
 
-class SlotStates:
+class SeqSlots:
     """One entry per slot in each column; the entries of free slots are meaningless.
 
     While a sequence has a slot, `request.counters` and `request.tokens` are views of its entries:

@@ -8,7 +8,7 @@ import torch
 
 from kernels import device
 from kernels.step.sampling_columns import LENGTH, RUNNING
-from kernels.step.slot_tables import SlotTables
+from kernels.step.seq_slot_tables import SeqSlotTables
 from kernels.step.slot_writes import SlotWrites
 from tests.kernels import slot_cases
 from tests.kernels.slot_cases import (
@@ -20,7 +20,9 @@ from tests.kernels.slot_cases import (
 )
 from tests.kernels.support import DEVICE
 
-NAMES = [field.name for field in fields(SlotTables) if field.name not in ("num_groups", "buffer")]
+NAMES = [
+    field.name for field in fields(SeqSlotTables) if field.name not in ("num_groups", "buffer")
+]
 
 
 def admit(writes: SlotWrites, slot: int = 1, **changes: Any) -> None:
@@ -46,7 +48,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_tables_are_zero_and_share_nothing() -> None:
-    tables = SlotTables.allocate(
+    tables = SeqSlotTables.allocate(
         3,
         max_model_len=7,
         max_blocks=2,
@@ -160,7 +162,7 @@ def test_wrong_sizes_are_named() -> None:
     for name in sizes:
         arguments = {**sizes, name: 0}
         with pytest.raises(ValueError, match=f"{name}: must be positive"):
-            SlotTables.allocate(arguments.pop("num_slots"), **arguments, device=DEVICE)
+            SeqSlotTables.allocate(arguments.pop("num_slots"), **arguments, device=DEVICE)
 
 
 def test_wrong_changes_are_named() -> None:

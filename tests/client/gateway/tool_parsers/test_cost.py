@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from client.gateway.tool_calls import TOOL_PARSERS, AnswerStream
-from client.gateway.tool_calls.section_text import MAX_MEMBERS
+from client.gateway.tool_parsers import TOOL_PARSERS, AnswerStream
+from client.gateway.tool_parsers.section_text import MAX_MEMBERS
 from client.protocol import Section
-from tests.client.gateway.tool_calls.answers import FUNCTIONS, content, cut, read, tool_call
-from tests.client.gateway.tool_calls.test_cuts import FAMILIES, Calls, qwen3_coder
+from tests.client.gateway.tool_parsers.answers import FUNCTIONS, content, cut, read, tool_call
+from tests.client.gateway.tool_parsers.test_cuts import FAMILIES, Calls, qwen3_coder
 
 WRITERS = {**FAMILIES, "qwen3_coder": ("qwen3_coder", qwen3_coder)}
 SHAPES: dict[str, Callable[[int], Calls]] = {

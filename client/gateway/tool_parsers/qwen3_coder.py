@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from client.errors import InvalidRequestError
-from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.parameters import ANNOTATIONS, DEFINITIONS, listed
-from client.gateway.tool_calls.python_literals import json_of_literal
-from client.gateway.tool_calls.section_text import (
+from client.gateway.tool_parsers import grammar
+from client.gateway.tool_parsers.parameters import ANNOTATIONS, DEFINITIONS, listed
+from client.gateway.tool_parsers.python_literals import json_of_literal
+from client.gateway.tool_parsers.section_text import (
     MAX_MEMBERS,
     MAX_NAME,
     CallArguments,
@@ -25,7 +25,7 @@ from client.gateway.tool_calls.section_text import (
     joined,
     skipped,
 )
-from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
+from client.gateway.tool_parsers.tool_parser import Function, Node, ToolParser
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from client.gateway.tool_calls.parameters import Parameter, parameters_of
-from client.gateway.tool_calls.section_text import SectionText, Steps
+from client.gateway.tool_parsers.parameters import Parameter, parameters_of
+from client.gateway.tool_parsers.section_text import SectionText, Steps
 
 Node = Mapping[str, Any]  # of the format of a structural tag; see `grammar.py`
 

@@ -1,8 +1,8 @@
 """Calls of tools: what a model writes read as OpenAI's deltas, and enforced by grammar."""
 
-from client.gateway.tool_calls.choice import ToolChoice
-from client.gateway.tool_calls.registry import TOOL_PARSERS
-from client.gateway.tool_calls.stream import (
+from client.gateway.tool_parsers.choice import ToolChoice
+from client.gateway.tool_parsers.registry import TOOL_PARSERS
+from client.gateway.tool_parsers.stream import (
     AnswerDelta,
     AnswerStream,
     ContentDelta,
@@ -10,7 +10,7 @@ from client.gateway.tool_calls.stream import (
     ReasoningDelta,
     ToolCallDelta,
 )
-from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
+from client.gateway.tool_parsers.tool_parser import Function, Node, ToolParser
 
 __all__ = [
     "TOOL_PARSERS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from client.gateway.tool_calls import AnswerStream, Function, ToolParser
+from client.gateway.tool_parsers import AnswerStream, Function, ToolParser
 from client.protocol import Section
 
 FUNCTIONS = {

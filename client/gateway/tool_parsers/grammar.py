@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from client.errors import InvalidRequestError
-from client.gateway.tool_calls.parameters import Parameter, parameters_of
-from client.gateway.tool_calls.tool_parser import Function, Node
+from client.gateway.tool_parsers.parameters import Parameter, parameters_of
+from client.gateway.tool_parsers.tool_parser import Function, Node
 
 ANY_TEXT: Node = {"type": "any_text"}
 

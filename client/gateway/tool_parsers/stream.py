@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from client.gateway.tool_calls.section_text import (
+from client.gateway.tool_parsers.section_text import (
     CallArguments,
     CallEnd,
     CallStart,
@@ -16,7 +16,7 @@ from client.gateway.tool_calls.section_text import (
     SectionText,
     Steps,
 )
-from client.gateway.tool_calls.tool_parser import Function, ToolParser
+from client.gateway.tool_parsers.tool_parser import Function, ToolParser
 from client.protocol import Section
 
 _PUNCTUATION = " \t\r\n,;}]"  # of calls

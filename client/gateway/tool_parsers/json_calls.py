@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from client.gateway.tool_calls.partial_json import string, value
-from client.gateway.tool_calls.section_text import (
+from client.gateway.tool_parsers.partial_json import string, value
+from client.gateway.tool_parsers.section_text import (
     MAX_MEMBERS,
     CallArguments,
     CallEnd,

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 
-from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.python_literals import json_of_literal
-from client.gateway.tool_calls.section_text import (
+from client.gateway.tool_parsers import grammar
+from client.gateway.tool_parsers.python_literals import json_of_literal
+from client.gateway.tool_parsers.section_text import (
     MAX_MEMBERS,
     CallArguments,
     CallEnd,
@@ -18,7 +18,7 @@ from client.gateway.tool_calls.section_text import (
     Steps,
     joined,
 )
-from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
+from client.gateway.tool_parsers.tool_parser import Function, Node, ToolParser
 
 _SPACE = re.compile(r"\s*")
 _FUNCTION = re.compile(r"[\w.-]*")

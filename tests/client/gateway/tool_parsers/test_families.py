@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from client.gateway.tool_calls import TOOL_PARSERS
+from client.gateway.tool_parsers import TOOL_PARSERS
 from client.protocol import Section
-from tests.client.gateway.tool_calls.answers import Answer, content, read, tool_call
+from tests.client.gateway.tool_parsers.answers import Answer, content, read, tool_call
 
 
 def called(name: str, *sections: Section, reason: str = "stop") -> Answer:

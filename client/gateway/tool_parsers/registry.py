@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from client.gateway.tool_calls.harmony import Harmony
-from client.gateway.tool_calls.hermes import Hermes
-from client.gateway.tool_calls.llama3_json import Llama3Json
-from client.gateway.tool_calls.mistral import Mistral
-from client.gateway.tool_calls.pythonic import Pythonic
-from client.gateway.tool_calls.qwen3_coder import Qwen3Coder
-from client.gateway.tool_calls.tool_parser import ToolParser
+from client.gateway.tool_parsers.harmony import Harmony
+from client.gateway.tool_parsers.hermes import Hermes
+from client.gateway.tool_parsers.llama3_json import Llama3Json
+from client.gateway.tool_parsers.mistral import Mistral
+from client.gateway.tool_parsers.pythonic import Pythonic
+from client.gateway.tool_parsers.qwen3_coder import Qwen3Coder
+from client.gateway.tool_parsers.tool_parser import ToolParser
 
 TOOL_PARSERS: Mapping[str, ToolParser] = {
     "ernie45": Hermes(),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.gateway.tool_calls import ToolChoice
-from tests.client.gateway.tool_calls.random_model import Model, tools
+from client.gateway.tool_parsers import ToolChoice
+from tests.client.gateway.tool_parsers.random_model import Model, tools
 
 
 @pytest.fixture(scope="module")

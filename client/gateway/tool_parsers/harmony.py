@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.partial_json import value
-from client.gateway.tool_calls.section_text import (
+from client.gateway.tool_parsers import grammar
+from client.gateway.tool_parsers.partial_json import value
+from client.gateway.tool_parsers.section_text import (
     CallArguments,
     CallEnd,
     CallStart,
@@ -15,7 +15,7 @@ from client.gateway.tool_calls.section_text import (
     SectionText,
     Steps,
 )
-from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
+from client.gateway.tool_parsers.tool_parser import Function, Node, ToolParser
 
 _RECIPIENT = re.compile(r" to=(?:functions\.)?([^\s<]+)")
 _CODE = re.compile(r".*", re.DOTALL)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from client.gateway.tool_calls import TOOL_PARSERS, Function, ToolChoice
-from tests.client.gateway.tool_calls.answers import read, tool_call
-from tests.client.gateway.tool_calls.random_model import Model
+from client.gateway.tool_parsers import TOOL_PARSERS, Function, ToolChoice
+from tests.client.gateway.tool_parsers.answers import read, tool_call
+from tests.client.gateway.tool_parsers.random_model import Model
 
 NODE = {
     "type": "object",

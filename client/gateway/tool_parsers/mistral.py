@@ -7,10 +7,10 @@ import secrets
 import string
 from collections.abc import Mapping
 
-from client.gateway.tool_calls import grammar
-from client.gateway.tool_calls.json_calls import read_calls
-from client.gateway.tool_calls.partial_json import value
-from client.gateway.tool_calls.section_text import (
+from client.gateway.tool_parsers import grammar
+from client.gateway.tool_parsers.json_calls import read_calls
+from client.gateway.tool_parsers.partial_json import value
+from client.gateway.tool_parsers.section_text import (
     CallArguments,
     CallEnd,
     CallStart,
@@ -18,7 +18,7 @@ from client.gateway.tool_calls.section_text import (
     Steps,
     skipped,
 )
-from client.gateway.tool_calls.tool_parser import Function, Node, ToolParser
+from client.gateway.tool_parsers.tool_parser import Function, Node, ToolParser
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
