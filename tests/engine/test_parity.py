@@ -184,7 +184,7 @@ def test_with_drafts(reference: Reference, settings: dict[str, Any]) -> None:
     llm = make_llm(reference, speculative_config=ngram, **fields)
     answers = [each.token_ids for each in reference.answers]
     proposer = KnownAnswers(4, zip(reference.prompts, answers, strict=True))
-    llm._core.scheduler._drafter._proposer = proposer
+    llm._core.scheduler._spec_decode._proposer = proposer
     outputs = llm.generate(reference.prompts, PARAMS, use_tqdm=False)
     check(reference, outputs, llm)
     stats = llm._core.take_stats()
