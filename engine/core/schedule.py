@@ -187,6 +187,10 @@ class SamplingBatch:
     adjustments: Adjustments | None = None
 
 
+# Of a rank that does not draw.
+NO_SAMPLING = SamplingBatch(np.zeros(0, np.int32), np.zeros((0, 0), np.int32))
+
+
 @dataclass(frozen=True, slots=True)
 class SampledLogprobs:
     """Log-probabilities of K tokens of `SamplerOutput`, before temperature, masks and penalties.

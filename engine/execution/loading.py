@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from engine.config.engine_config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, UnsupportedError
 from engine.execution.attention.backend import attention_backend
-from engine.execution.cpu_choices import set_num_threads
+from engine.execution.cpu_choices import most_threads, set_num_threads
 from engine.execution.devices import (
     ResolvedConfig,
     choose_device,
@@ -42,7 +42,9 @@ from engine.execution.model_weights import load_weights
 from engine.execution.null_device import NullRunner
 from engine.execution.pending_step import Runner
 from engine.execution.progress import in_tenths
+from engine.layers.rank_group import RankGroup
 from engine.models.kv_groups import group_layers
+from engine.models.sharding import shard
 from engine.models.spec import ModelSpec
 
 log = logging.getLogger("trident.engine")
@@ -77,8 +79,11 @@ def load_model(
     model_spec: ModelSpec,
     text_token_ids: Callable[[], Sequence[int]],
     on_progress: Callable[[str], None],
+    group: RankGroup | None = None,
 ) -> LoadedModel:
     """Load the weights, allocate the KV cache, and capture CUDA graphs where there is a GPU.
+
+    With `group`, this process is one of its ranks, all of which load their part at the same time.
 
     The null device has none of these: it is given the tokens that it makes up, `text_token_ids`,
     which are not asked for otherwise.
@@ -87,7 +92,7 @@ def load_model(
         CheckpointError, ConfigError, InsufficientMemoryError, UnsupportedError: with what to do
             about it.
     """
-    loader = _Loader(settings, model_spec, on_progress)
+    loader = _Loader(settings, model_spec, on_progress, group)
     if loader.device.type == "meta":
         return loader.load_null_device(text_token_ids())
     return loader.load(checkpoint)
@@ -101,9 +106,19 @@ class _Loader:
         settings: EngineConfig,
         model_spec: ModelSpec,
         on_progress: Callable[[str], None],
+        group: RankGroup | None,
     ) -> None:
         self.device = choose_device(settings)
         self._config = config = resolve(settings, self.device)
+        self._group = group
+        self._whole_spec = model_spec
+        if group is not None:
+            if self.device.type != "cpu":
+                raise UnsupportedError(
+                    "must be 1, but on a CPU; set it to 1, or set device to cpu",
+                    param="tensor_parallel_size",
+                )
+            model_spec = shard(model_spec, group.rank, group.size)
         self._model_spec = model_spec
         self._on_progress = on_progress
         self._dtype: torch.dtype = getattr(
@@ -143,12 +158,13 @@ class _Loader:
         runner = ModelRunner(
             load_weights(
                 config,
-                self._model_spec,
+                self._whole_spec,
                 checkpoint,
                 max_model_len=self._max_model_len,
                 dtype=self._dtype,
                 device=device,
                 on_progress=report,
+                group=self._group,
             ),
             attention,
             config,
@@ -156,6 +172,7 @@ class _Loader:
             max_model_len=self._max_model_len,
             dtype=self._dtype,
             device=device,
+            rank_group=self._group,
         )
         captures = device.type == "cuda" and not config.enforce_eager
         profile = None
@@ -180,12 +197,12 @@ class _Loader:
         host_bytes = swap_space_bytes(config, plan, device)
         report(f"allocating {plan.num_blocks} KV blocks")
         runner.allocate_kv_cache(plan.num_blocks)
-        num_host_blocks = runner.allocate_swap_space(host_bytes)
+        num_host_blocks = runner.allocate_swap_space(host_bytes // self._model_spec.num_ranks)
+        if self._group is not None:
+            num_host_blocks = self._group.least(num_host_blocks)
         where = device.type
         if device.type == "cpu":
-            num_rows = min(config.max_num_seqs, _TYPICAL_ROWS)
-            subject = (self._model_spec, self._dtype, config, num_rows)
-            num_threads = set_num_threads(subject, lambda: runner.run_decode_step(num_rows))
+            num_threads = self._set_num_threads(runner)
             where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
         if captures:
             self._capture(runner, runner.graph_sizes)
@@ -195,6 +212,16 @@ class _Loader:
             runner.warm_up()
         memory = f"{plan.num_bytes / 2**20:,.0f} MiB of {kv_cache_dtype(config, self._dtype)}"
         return self._loaded(runner, plan, num_host_blocks, f"{self._dtype}, {where}", memory)
+
+    def _set_num_threads(self, runner: ModelRunner) -> int:
+        """Set how many threads compute on a CPU; ranks have equal shares of its cores."""
+        if self._group is not None:
+            num_threads = max(1, most_threads() // self._group.size)
+            torch.set_num_threads(num_threads)
+            return num_threads
+        num_rows = min(self._config.max_num_seqs, _TYPICAL_ROWS)
+        subject = (self._model_spec, self._dtype, self._config, num_rows)
+        return set_num_threads(subject, lambda: runner.run_decode_step(num_rows))
 
     def load_null_device(self, token_ids: Sequence[int]) -> LoadedModel:
         """Prepare the null device to make up tokens of `token_ids`.
@@ -229,6 +256,7 @@ class _Loader:
             dtype=kv_cache_dtype(self._config, self._dtype),
             device=self.device,
             profile=profile,
+            group=self._group,
         )
         most = self._config.max_num_batched_tokens
         if not self._config.enable_chunked_prefill and most < plan.max_model_len:

@@ -27,12 +27,13 @@ from engine.execution.memory.kv_caches import (
 )
 from engine.execution.memory.step_memory import with_memory
 from engine.execution.pending_step import ForwardResults, PendingStep, PromptResults
-from engine.execution.sampler import Drawn, SamplePlan, Sampler
+from engine.execution.sampler import Drawn, RankSampler, SamplePlan, Sampler
 from engine.execution.slot_writes import allocate_tables, slot_writes
 from engine.execution.spec_decode import DraftedSteps
 from engine.execution.warm_up import warm_up_sampling, warm_up_steps
 from engine.layers.attention import LayerCache
 from engine.layers.moe import MoE
+from engine.layers.rank_group import RankGroup
 from engine.models.batch import Batch
 from engine.models.causal_lm import CausalLM
 from engine.models.kv_groups import KVGroups
@@ -111,11 +112,13 @@ class ModelRunner:
         max_model_len: int,
         dtype: torch.dtype,
         device: torch.device,
+        rank_group: RankGroup | None = None,
     ) -> None:
         """Run `model`, which computes in `dtype` on `device`, with `attention`.
 
         Args:
             groups: how its layers share blocks of the KV cache.
+            rank_group: that of `model`, if it is one rank's part.
         """
         self.model = model
         self.device = device
@@ -134,7 +137,11 @@ class ModelRunner:
         self._tables = allocate_tables(
             config, vocab_size, max_model_len, device, num_groups=len(groups.windows)
         )
-        self._sampler = Sampler(self._tables, vocab_size)
+        self._sampler = (
+            Sampler(self._tables, vocab_size)
+            if rank_group is None
+            else RankSampler(self._tables, vocab_size, rank_group)
+        )
         self._drafted = DraftedSteps(model, self._tables, self._sampler, self._downloads)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from engine.config.setting_types import Quantization
 from engine.errors import CheckpointError, UnsupportedError
 from engine.execution.cpu_choices import is_own_gemm_faster
 from engine.execution.devices import ResolvedConfig
@@ -18,6 +19,7 @@ from engine.execution.memory.kv_cache_plan import (
 )
 from engine.execution.progress import in_tenths
 from engine.layers.experts import Experts
+from engine.layers.rank_group import RankGroup
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.process_weights import (
@@ -26,6 +28,7 @@ from engine.models.process_weights import (
     check_quantization,
     num_bytes_while_loading,
 )
+from engine.models.sharding import shard
 from engine.models.spec import ModelSpec
 from engine.quantization.registry import read_quantization, while_loading
 from engine.weights import check_weights, initialise_weights, with_stored_head
@@ -39,6 +42,21 @@ def return_freed_memory() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
+def _is_own_gemm_faster(
+    outline: CausalLM,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
+    on_progress: Callable[[str], None],
+    group: RankGroup | None,
+) -> bool:
+    """Return what `is_own_gemm_faster` returns, of ranks what it returns at the first one."""
+    if group is None or group.rank == 0:
+        found = is_own_gemm_faster(outline, dtype, quantization, on_progress)
+    else:
+        found = False
+    return found if group is None else bool(group.first(found))
+
+
 def load_weights(
     config: ResolvedConfig,
     spec: ModelSpec,
@@ -48,8 +66,13 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     on_progress: Callable[[str], None],
+    group: RankGroup | None = None,
 ) -> CausalLM:
     """Return the model of `checkpoint` on `device`; all that can be refused is, before it is read.
+
+    Args:
+        spec: of the whole model.
+        group: the ranks of which this is one; None: it is alone.
 
     Raises:
         CheckpointError, InsufficientMemoryError, UnsupportedError: with what to do about it.
@@ -66,19 +89,24 @@ def load_weights(
         )
     if not is_dummy:
         spec = with_stored_head(spec, checkpoint)
-    build = partial(
-        build_model,
-        spec,
-        max_model_len=max_model_len,
-        dtype=dtype,
-        quantization=stored,
-    )
+    build = partial(build_model, max_model_len=max_model_len, dtype=dtype, quantization=stored)
+    meta = torch.device("meta")  # shapes alone, nothing is allocated
     try:
-        outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
+        outline = build(spec, device=meta)
     except RuntimeError as error:
         raise CheckpointError(f"config.json: sizes that no memory holds: {error}") from None
     if not is_dummy:
         check_weights(outline, checkpoint)
+    whole = None
+    if group is not None:
+        if stored is not None:
+            raise UnsupportedError(
+                f"must be 1 for quantised checkpoints (this one is {stored.label})",
+                param="tensor_parallel_size",
+            )
+        whole = outline
+        spec = shard(spec, group.rank, group.size)
+        outline = build(spec, device=meta)
     if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):
         raise UnsupportedError(
             "fp8 is not for a mixture of experts; leave it out", param="quantization"
@@ -94,10 +122,11 @@ def load_weights(
     own_gemm = (
         config.deterministic
         or not on_cpu
-        or is_own_gemm_faster(outline, dtype, quantization, on_progress)
+        or _is_own_gemm_faster(outline, dtype, quantization, on_progress, group)
     )
     # On a GPU all would be allocated before the first layer is quantised.
-    model = build(device=device, read_to=torch.device("cpu") if in_fp8 else None)
+    read_to = torch.device("cpu") if in_fp8 else None
+    model = build(spec, device=device, read_to=read_to, group=group)
     processor = WeightProcessor(
         model, quantization, deterministic=config.deterministic, own_gemm=own_gemm
     )
@@ -107,6 +136,7 @@ def load_weights(
         checkpoint,
         load_format=config.load_format,
         seed=config.seed,
+        whole=whole,
         on_progress=in_tenths(on_progress, text),
         on_layer=processor.process if on_cpu or in_fp8 else None,
     )

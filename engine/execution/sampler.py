@@ -23,6 +23,7 @@ from engine.core.schedule import (
     SchedulerOutput,
     num_sampled_rows,
 )
+from engine.layers.rank_group import RankGroup
 from engine.nvtx import nvtx_range
 from kernels.sampling import logit_order
 from kernels.sampling.adjust_logits import RowMasks, adjust_logits
@@ -227,3 +228,23 @@ class Sampler:
 
     def _new_counts(self, num_slots: int) -> TokenCounts:
         return TokenCounts.allocate(num_slots, self._vocab_size, self._tables.buffer.device)
+
+
+class RankSampler(Sampler):
+    """Draws at rank 0, whose tokens all ranks take: none can go on with others."""
+
+    def __init__(self, tables: SeqSlotTables, vocab_size: int, group: RankGroup) -> None:
+        """Sample as `Sampler`, for the ranks of `group`."""
+        super().__init__(tables, vocab_size)
+        self._group = group
+
+    def admit(self, admissions: NewRequestData) -> None:
+        if self._group.rank == 0:  # elsewhere no row asks for anything
+            super().admit(admissions)
+
+    def sample(self, plan: SamplePlan, logits: Tensor, slots: Tensor) -> Drawn:
+        if self._group.rank == 0:
+            drawn = super().sample(plan, logits, slots)
+        else:
+            drawn = Drawn(torch.zeros(len(slots), dtype=torch.int64, device=slots.device), None)
+        return drawn._replace(token_ids=self._group.share(drawn.token_ids))

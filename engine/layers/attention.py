@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from engine.layers.linear.linear import parameter
 from engine.layers.norm import RMSNorm
+from engine.layers.rank_group import RankGroup
 from engine.layers.rotary import Rotation
 from engine.layers.scheme import Scheme
 from kernels.attention.paged_cache import FP8
@@ -75,6 +76,7 @@ class QKNorm:
     is_wide: bool = False
 
     def build(self, num_heads: int, head_dim: int, scheme: Scheme) -> RMSNorm:
+        """Return the norm of `num_heads` heads, those of this rank."""
         return RMSNorm(
             num_heads * head_dim if self.is_wide else head_dim,
             self.eps,
@@ -88,7 +90,8 @@ class Attention(nn.Module):
     """Grouped-query attention of one layer, with q, k and v in one product.
 
     Attributes:
-        num_heads, num_kv_heads, head_dim, sliding_window: as given.
+        num_heads, num_kv_heads, head_dim, sliding_window, first_kv_head: as given.
+        all_heads: query heads and KV heads of all ranks.
         k_scale, v_scale: float32 [num_kv_heads], scales of the keys and values in a float8 cache;
             1 unless the checkpoint has others.
 
@@ -102,6 +105,10 @@ class Attention(nn.Module):
         has_sinks: each head has a learned score without a value in the softmax.
         qk_norm: normalises queries and keys before they are rotated; None: they are not.
         scheme: makes the projections.
+        group: other ranks, which have the other heads; None: there are none.
+        all_heads: query heads and KV heads of all ranks; None: these are all.
+        first_kv_head: which of all KV heads is the first of these.
+        shares_keys: an earlier rank has the same keys.
     """
 
     k_scale: Tensor
@@ -123,11 +130,19 @@ class Attention(nn.Module):
         has_sinks: bool,
         qk_norm: QKNorm | None,
         scheme: Scheme,
+        group: RankGroup | None = None,
+        all_heads: tuple[int, int] | None = None,
+        first_kv_head: int = 0,
+        shares_keys: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
+        self._group = group
+        self.all_heads = all_heads or (num_heads, num_kv_heads)
+        self.first_kv_head = first_kv_head
+        self._shares_keys = shares_keys
         self._sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
         self._scale = scale
         self._soft_cap = soft_cap
@@ -167,8 +182,11 @@ class Attention(nn.Module):
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         query_norm, key_norm = self.q_norm, self.k_norm
         if query_norm is not None and key_norm is not None and not self._fuses_norms:
-            q = query_norm(q.flatten(1) if self._norm_is_wide else q).view(q.shape)
-            k = key_norm(k.flatten(1) if self._norm_is_wide else k).view(k.shape)
+            if self._norm_is_wide and self._group is not None:
+                q, k = self._normed_over_ranks(q, k, query_norm, key_norm, self._group)
+            else:
+                q = query_norm(q.flatten(1) if self._norm_is_wide else q).view(q.shape)
+                k = key_norm(k.flatten(1) if self._norm_is_wide else k).view(k.shape)
             query_norm = key_norm = None
         is_float8 = cache.key.dtype == FP8
         key_scale, value_scale = (self.k_scale, self.v_scale) if is_float8 else (None, None)
@@ -203,3 +221,18 @@ class Attention(nn.Module):
         )
         out: Tensor = self.o_proj(mixed.flatten(1))
         return out
+
+    def _normed_over_ranks(
+        self, q: Tensor, k: Tensor, query_norm: RMSNorm, key_norm: RMSNorm, group: RankGroup
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, normalised over the heads of all ranks."""
+        squares = torch.stack([each.float().square().sum((1, 2)) for each in (q, k)], 1)
+        if self._shares_keys:
+            squares[:, 1] = 0.0
+        squares = group.sum(squares)
+        normed = []
+        for i, (x, norm) in enumerate(((q, query_norm), (k, key_norm))):
+            mean = squares[:, i, None, None] / (self.all_heads[i] * self.head_dim)
+            weight = norm.weight.float().view(x.shape[1:]) + norm.unit_offset
+            normed.append((x.float() * torch.rsqrt(mean + norm.eps) * weight).to(x.dtype))
+        return normed[0], normed[1]

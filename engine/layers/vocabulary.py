@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.linear.linear import Linear, parameter
+from engine.layers.rank_group import RankGroup
 
 # GEMMs need aligned rows of their result to be fast, and so do kernels that read logits.
 _PADDING = 64
@@ -41,13 +42,26 @@ class Embedding(nn.Module):
         weight: [padded_vocab_size(vocab_size), hidden_size]; the rows after the vocabulary are 0.
         rows: the part of `weight` for the vocabulary.
         head: a converted copy of `rows` that computes the logits faster; None to use `weight`.
+
+    Args:
+        group: other ranks, which have the other tokens; None: there are none.
+        first_token: the token of the first row.
     """
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: RankGroup | None = None,
+        first_token: int = 0,
     ) -> None:
         super().__init__()
         self._vocab_size = vocab_size
+        self._group = group
+        self._first_token = first_token
         self.weight = parameter(
             padded_vocab_size(vocab_size), hidden_size, dtype=dtype, device=device
         )
@@ -64,7 +78,12 @@ class Embedding(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return [T, hidden_size] for int64 `token_ids` [T]."""
-        return F.embedding(token_ids, self.weight)
+        if self._group is None:
+            return F.embedding(token_ids, self.weight)
+        rows = token_ids - self._first_token
+        is_here = (rows >= 0) & (rows < self._vocab_size)
+        found = F.embedding(rows.where(is_here, 0), self.weight)
+        return self._group.sum(found.where(is_here[:, None], 0))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [R, vocab_size] of `hidden` [R, hidden_size]."""

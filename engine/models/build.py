@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.errors import UnsupportedError
+from engine.layers.rank_group import RankGroup
 from engine.layers.scheme import Scheme, Unquantized
 from engine.models.causal_lm import CausalLM
 from engine.models.spec import ModelSpec
@@ -20,6 +21,7 @@ def build_model(
     device: torch.device,
     quantization: QuantizedCheckpoint | None = None,
     read_to: torch.device | None = None,
+    group: RankGroup | None = None,
 ) -> CausalLM:
     """Build the model of `spec` on `device`, its parameters allocated and not initialised.
 
@@ -28,6 +30,7 @@ def build_model(
     Args:
         quantization: of the checkpoint; None: its weights are floats.
         read_to: where projections of floats are allocated, if not on `device`.
+        group: the other ranks, if `spec` is one of several.
 
     Raises:
         CheckpointError: a file of a quantised checkpoint is missing or broken.
@@ -42,4 +45,4 @@ def build_model(
             )
         prefix = names.find_prefix(quantization.tensor_names())
         scheme = Quantized(quantization, names, prefix, dtype, device)
-    return CausalLM(spec, scheme, max_model_len=max_model_len).eval()
+    return CausalLM(spec, scheme, max_model_len=max_model_len, group=group).eval()

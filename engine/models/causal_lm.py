@@ -9,29 +9,44 @@ from torch import Tensor, nn
 
 from engine.layers.attention import LayerCache, StepAttention
 from engine.layers.linear.linear import parameter
+from engine.layers.rank_group import RankGroup
 from engine.layers.scheme import Scheme
 from engine.layers.vocabulary import LMHead
 from engine.models.batch import Batch
 from engine.models.decoder import Decoder
+from engine.models.sharding import token_counts
 from engine.models.spec import ModelSpec
 from engine.nvtx import nvtx_range
 
 
 class CausalLM(nn.Module):
-    """A decoder with a head over the vocabulary."""
+    """A decoder with a head over the vocabulary, or one rank's part of it.
 
-    def __init__(self, spec: ModelSpec, scheme: Scheme, *, max_model_len: int) -> None:
+    Args:
+        group: the other ranks, if `spec` is one of several; may be None for a model that only has
+            shapes.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        scheme: Scheme,
+        *,
+        max_model_len: int,
+        group: RankGroup | None = None,
+    ) -> None:
         super().__init__()
         self.spec = spec
-        self.model = Decoder(spec, scheme, max_model_len=max_model_len)
+        self._group = group
+        self.model = Decoder(spec, scheme, max_model_len=max_model_len, group=group)
         self.lm_head: nn.Module | None = None
         if not spec.tie_word_embeddings:
             self.lm_head = LMHead(
-                spec.vocab_size, spec.hidden_size, dtype=scheme.dtype, device=scheme.device
+                spec.num_tokens, spec.hidden_size, dtype=scheme.dtype, device=scheme.device
             )
         self.lm_head_bias: nn.Parameter | None = None
         if spec.head_bias:
-            self.lm_head_bias = parameter(spec.vocab_size, dtype=scheme.dtype, device=scheme.device)
+            self.lm_head_bias = parameter(spec.num_tokens, dtype=scheme.dtype, device=scheme.device)
 
     def forward(
         self, batch: Batch, kv_cache: Sequence[LayerCache], attention: StepAttention
@@ -53,7 +68,7 @@ class CausalLM(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits [R, vocab_size] of the `hidden` rows [R, hidden_size].
 
-        Only the last dimension is contiguous.
+        Only the last dimension is contiguous. Ranks other than 0 get those of their own tokens.
         """
         logits: Tensor
         if self.lm_head is None:
@@ -66,4 +81,7 @@ class CausalLM(nn.Module):
             logits = logits * self.spec.logit_multiplier
         if (cap := self.spec.logit_soft_cap) is not None:
             logits = cap * torch.tanh(logits / cap)
+        if self._group is not None:
+            sizes = token_counts(self.spec.vocab_size, self._group.size)
+            logits = self._group.gather(logits, sizes)
         return logits

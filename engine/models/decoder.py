@@ -15,6 +15,7 @@ from engine.layers.linear.cpu_packed import CpuPackedLinear
 from engine.layers.linear.fp8 import Fp8Norm
 from engine.layers.mlp import GatedMLP, PlainMLP
 from engine.layers.norm import LayerNorm, RMSNorm
+from engine.layers.rank_group import RankGroup
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.scheme import Scheme
 from engine.layers.vocabulary import Embedding, PositionEmbedding
@@ -49,7 +50,9 @@ def _norm(spec: NormSpec, size: int, scheme: Scheme) -> RMSNorm | LayerNorm:
     )
 
 
-def _attention(spec: AttentionSpec, hidden_size: int, scheme: Scheme) -> Attention:
+def _attention(
+    spec: AttentionSpec, hidden_size: int, scheme: Scheme, group: RankGroup | None
+) -> Attention:
     qk_norm = None
     if spec.qk_norm is not None:
         qk_norm = QKNorm(spec.qk_norm.eps, spec.qk_norm.unit_offset, spec.qk_norm_is_wide)
@@ -67,6 +70,10 @@ def _attention(spec: AttentionSpec, hidden_size: int, scheme: Scheme) -> Attenti
         has_sinks=spec.has_sinks,
         qk_norm=qk_norm,
         scheme=scheme,
+        group=group,
+        all_heads=spec.all_heads,
+        first_kv_head=0 if spec.kv_heads is None else spec.kv_heads.start,
+        shares_keys=spec.shares_keys,
     )
 
 
@@ -108,17 +115,23 @@ class DecoderLayer(nn.Module):
         attention_norm, mlp_norm: before the attention and the MLP; None where there is none.
             Conversion may let them quantise.
         attention_output_norm, mlp_output_norm: after them; likewise.
+
+    Args:
+        group: other ranks, which compute the other parts of the layer; None: there are none.
     """
 
-    def __init__(self, spec: LayerSpec, hidden_size: int, scheme: Scheme) -> None:
+    def __init__(
+        self, spec: LayerSpec, hidden_size: int, scheme: Scheme, group: RankGroup | None = None
+    ) -> None:
         super().__init__()
         self.spec = spec
+        self._group = group
 
         def norm(*places: NormPlaces) -> RMSNorm | LayerNorm | Fp8Norm | None:
             return _norm(spec.norm, hidden_size, scheme) if spec.norms in places else None
 
         self.attention_norm = norm("pre", "sandwich", "parallel", "parallel_apart")
-        self.self_attn = _attention(spec.attention, hidden_size, scheme.at("self_attn"))
+        self.self_attn = _attention(spec.attention, hidden_size, scheme.at("self_attn"), group)
         self.attention_output_norm = norm("post", "sandwich")
         self.mlp_norm = norm("pre", "sandwich", "parallel_apart")
         self.mlp = _mlp(spec.mlp, hidden_size, scheme.at("mlp"))
@@ -138,14 +151,20 @@ class DecoderLayer(nn.Module):
         mixed = self.self_attn(x, rotary, slot_mapping, cache, attention)
         if self.spec.norms in ("parallel", "parallel_apart"):
             x = x if self.mlp_norm is None else self.mlp_norm(residual)
-            return self._scale(mixed + self._through_mlp(x, slot_mapping)), residual
+            both = self._sum(mixed + self._through_mlp(x, slot_mapping))
+            return self._scale(both), residual
+        mixed = self._sum(mixed)
         if self.attention_output_norm is not None:
             mixed = self.attention_output_norm(mixed)
         x, residual = _add_and_norm(self.mlp_norm, self._scale(mixed), residual)
-        x = self._through_mlp(x, slot_mapping)
+        x = self._sum(self._through_mlp(x, slot_mapping))
         if self.mlp_output_norm is not None:
             x = self.mlp_output_norm(x)
         return self._scale(x), residual
+
+    def _sum(self, x: Tensor) -> Tensor:
+        """Return the sum of the parts that the ranks have computed."""
+        return x if self._group is None else self._group.sum(x)
 
     def _scale(self, x: Tensor) -> Tensor:
         multiplier = self.spec.residual_multiplier
@@ -172,12 +191,29 @@ class Decoder(nn.Module):
     Attributes:
         fused: runs all layers in one operation, from their tensors and the batch alone; None: the
             layers run one by one.
+
+    Args:
+        group: other ranks, as `spec` is one; None: there are none.
     """
 
-    def __init__(self, spec: ModelSpec, scheme: Scheme, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        scheme: Scheme,
+        *,
+        max_model_len: int,
+        group: RankGroup | None = None,
+    ) -> None:
         super().__init__()
         size, dtype, device = spec.hidden_size, scheme.dtype, scheme.device
-        self.embed_tokens = Embedding(spec.vocab_size, size, dtype=dtype, device=device)
+        self.embed_tokens = Embedding(
+            spec.num_tokens,
+            size,
+            dtype=dtype,
+            device=device,
+            group=group,
+            first_token=0 if spec.vocabulary is None else spec.vocabulary.start,
+        )
         self._multiplier: Tensor | None = None
         if spec.embedding_multiplier != 1.0:
             self._multiplier = torch.tensor(spec.embedding_multiplier, dtype=dtype, device=device)
@@ -195,7 +231,7 @@ class Decoder(nn.Module):
         )
         self._tables = [kinds.index(rope) for rope in ropes]  # of each layer
         self.layers = nn.ModuleList(
-            DecoderLayer(layer, size, scheme.at(f"layers.{i}"))
+            DecoderLayer(layer, size, scheme.at(f"layers.{i}"), group)
             for i, layer in enumerate(spec.layers)
         )
         self.fused: nn.Module | None = None

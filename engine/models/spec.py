@@ -29,6 +29,15 @@ PlainActivation = Literal["relu", "relu2", "silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
+class ShardRange:
+    """What a rank has of `full` heads, features or tokens: `size` of them from `start` on."""
+
+    start: int
+    size: int
+    full: int
+
+
+@dataclass(frozen=True, slots=True)
 class NormSpec:
     """A normalisation.
 
@@ -61,6 +70,8 @@ class AttentionSpec:
         qkv_bias, output_bias: which projections have a bias.
         qk_norm: of the queries and keys, before they are rotated; None: there is none.
         qk_norm_is_wide: it is over all heads together, not over each.
+        query_heads, kv_heads: of a rank, which of the model's heads it has; None: all.
+        shares_keys: an earlier rank has the same KV head, with other queries.
     """
 
     num_heads: int
@@ -78,24 +89,44 @@ class AttentionSpec:
     output_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_is_wide: bool = False
+    query_heads: ShardRange | None = None
+    kv_heads: ShardRange | None = None
+    shares_keys: bool = False
+
+    @property
+    def all_heads(self) -> tuple[int, int]:
+        """Query heads and KV heads of all ranks."""
+        if self.query_heads is None or self.kv_heads is None:
+            return self.num_heads, self.num_kv_heads
+        return self.query_heads.full, self.kv_heads.full
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """down(activation(gate(x)) * up(x)), with `size` features between."""
+    """down(activation(gate(x)) * up(x)), with `size` features between.
+
+    Attributes:
+        features: of a rank, which of the model's features it has; None: all.
+    """
 
     size: int
     activation: GatedActivation = "silu"
     bias: bool = False
+    features: ShardRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """down(activation(up(x))), with `size` features between."""
+    """down(activation(up(x))), with `size` features between.
+
+    Attributes:
+        features: of a rank, which of the model's features it has; None: all.
+    """
 
     size: int
     activation: PlainActivation
     bias: bool = True
+    features: ShardRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +145,8 @@ class MoE:
         weight_scale: multiplies the weights.
         shared_size: of an expert that every token goes through; 0: none.
         shared_is_gated: behind a gate of its own.
+        features, shared_features: of a rank, which of the features of each expert, and of the
+            shared one, it has; None: all.
     """
 
     num_experts: int
@@ -130,6 +163,8 @@ class MoE:
     weight_scale: float = 1.0
     shared_size: int = 0
     shared_is_gated: bool = True
+    features: ShardRange | None = None
+    shared_features: ShardRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +212,8 @@ class ModelSpec:
         head_bias: the head has a bias.
         logit_multiplier: of the logits.
         logit_soft_cap: with c, logits l become c tanh(l / c); None: there is none.
+        rank, num_ranks: which of the model's ranks this is, as `engine.models.sharding` cuts it.
+        vocabulary: of a rank, the tokens whose embeddings and logits it has; None: all.
     """
 
     architecture: str
@@ -194,6 +231,14 @@ class ModelSpec:
     head_bias: bool = False
     logit_multiplier: float = 1.0
     logit_soft_cap: float | None = None
+    rank: int = 0
+    num_ranks: int = 1
+    vocabulary: ShardRange | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the vocabulary whose embeddings and logits it has."""
+        return self.vocab_size if self.vocabulary is None else self.vocabulary.size
 
     @property
     def num_layers(self) -> int:

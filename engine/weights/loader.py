@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,15 @@ from engine.layers.attention import Attention
 from engine.models.causal_lm import CausalLM
 from engine.models.tensor_names import HEAD, TensorNames
 from engine.weights.dummy import fill_with_random_weights
-from engine.weights.matching import destinations, match_tensors, require_float
+from engine.weights.matching import (
+    Piece,
+    Place,
+    adds_to_sum,
+    destinations,
+    match_tensors,
+    rank_destinations,
+    require_float,
+)
 
 log = logging.getLogger("trident.engine")
 
@@ -184,7 +193,9 @@ def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor], names: Tens
             if f"{path}.{target}" in values:
                 raise CheckpointError(f"{stored.name}: comes beside another {path}.{target}")
             place = attention.get_buffer(target)
-            values[f"{path}.{target}"] = place, _read_kv_scale(stored, len(place))
+            value = _read_kv_scale(stored, attention.all_heads[1])
+            first = attention.first_kv_head
+            values[f"{path}.{target}"] = place, value[first : first + len(place)]
     for place, value in values.values():
         place.copy_(value)
 
@@ -205,16 +216,34 @@ def _read_kv_scale(stored: StoredTensor, num_kv_heads: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive elements of a stored tensor, and their destination."""
+    """Consecutive elements of a stored tensor, and the destination of all or some of them.
+
+    Attributes:
+        start: the first element.
+        destination: of any shape and strides.
+        rows: shape of what is read, of which `destination` takes the `window`.
+    """
 
     tensor: StoredTensor
-    start: int  # first element
-    destination: Tensor  # of any shape and strides
+    start: int
+    destination: Tensor
+    rows: tuple[int, ...]
+    window: tuple[slice, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements that are read."""
+        return math.prod(self.rows)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the destination takes all that is read."""
+        return self.num_elements == self.destination.numel()
 
     @property
     def num_bytes(self) -> int:
         """Number of bytes in the file."""
-        return self.tensor.bytes_of(self.destination.numel())
+        return self.tensor.bytes_of(self.num_elements)
 
     @property
     def num_staged_bytes(self) -> int:
@@ -222,24 +251,31 @@ class Span:
         return self.destination.numel() * self.tensor.dtype.itemsize
 
 
-def split_into_spans(
-    placed: Iterable[tuple[StoredTensor, Tensor]], max_bytes: int
-) -> Iterator[Span]:
-    """Cut tensors into spans of at most `max_bytes`, in file order.
+def split_into_spans(pieces: Iterable[Piece], max_bytes: int) -> Iterator[Span]:
+    """Cut pieces of tensors into spans of at most `max_bytes`, in file order.
 
-    Args:
-        placed: tensors, each with a destination. A strided one is cut into whole rows.
+    One whose destination is strided, or has a part of each row, is cut into whole rows.
     """
-    for tensor, place in sorted(placed, key=lambda pair: (pair[0].file, pair[0].offset)):
-        start = 0
-        num_elements = max_bytes // tensor.dtype.itemsize
-        if place.is_contiguous():
-            parts = torch.split(place.view(-1), num_elements)
-        else:
-            parts = torch.split(place, max(1, num_elements * len(place) // place.numel()))
-        for part in parts:
-            yield Span(tensor, start, part)
-            start += part.numel()
+    for stored, to, shape, start in sorted(pieces, key=_position):
+        num_elements = max_bytes // stored.dtype.itemsize
+        is_whole_rows = shape[1:] == to.shape[1:]
+        row = math.prod(shape[1:])
+        first = start[0] * row if start else 0
+        if is_whole_rows and to.is_contiguous():
+            for part in torch.split(to.view(-1), num_elements):
+                yield Span(stored, first, part, tuple(part.shape), (slice(None),))
+                first += part.numel()
+            continue
+        sizes = zip(start[1:], to.shape[1:], strict=True)
+        inner = tuple(slice(at, at + size) for at, size in sizes)
+        for part in torch.split(to, max(1, num_elements // row)):
+            rows = (len(part), *shape[1:])
+            yield Span(stored, first, part, rows, (slice(None), *inner))
+            first += len(part) * row
+
+
+def _position(piece: Piece) -> tuple[Path, int, tuple[int, ...]]:
+    return piece.stored.file, piece.stored.offset, piece.start
 
 
 def read_spans(
@@ -295,14 +331,12 @@ def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
         if buffer.pending is not None:
             buffer.pending.synchronize()
         memory = buffer.memory[: span.num_staged_bytes]
-        if span.tensor.is_in_blocks:
-            elements = read_elements(file, span.tensor, span.start, span.destination.numel())
-            memory.copy_(elements.view(torch.uint8))
+        if span.tensor.is_in_blocks or not span.is_whole:
+            memory.view(span.tensor.dtype).view(span.destination.shape).copy_(_elements(file, span))
         else:
             read_into(memory, file, span.tensor, span.start)
-    elif not span.destination.is_contiguous():
-        elements = read_elements(file, span.tensor, span.start, span.destination.numel())
-        span.destination.copy_(elements.view(span.destination.shape))
+    elif not (span.is_whole and span.destination.is_contiguous()):
+        span.destination.copy_(_elements(file, span))
     elif span.destination.dtype == span.tensor.dtype and not span.tensor.is_in_blocks:
         read_into(span.destination.view(torch.uint8), file, span.tensor, span.start)
     else:
@@ -318,22 +352,29 @@ def _read_span(file: io.FileIO, span: Span, buffer: Buffer | None) -> None:
                 to.copy_(source)
 
 
+def _elements(file: io.FileIO, span: Span) -> Tensor:
+    """Return what the destination takes, in its shape."""
+    elements = read_elements(file, span.tensor, span.start, span.num_elements)
+    return elements.view(span.rows)[span.window].view(span.destination.shape)
+
+
 def match_changes(
     changes: Mapping[str, LowRank],
-    placed: Sequence[tuple[StoredTensor, Tensor]],
+    placed: Sequence[Piece],
     names: TensorNames,
 ) -> dict[str, LowRank]:
     """Return an adapter's changes by the checkpoint's names of the tensors.
 
     Args:
         changes: by the names that the modules had in training.
-        placed: the tensors to load, and their destinations.
+        placed: what is to be loaded.
         names: how the checkpoint names our tensors.
 
     Raises:
         CheckpointError: the checkpoint has no such tensor of floats, or it has another shape.
     """
-    stored = {tensor.name: tensor for tensor, place in placed if place.dtype in FLOATS.values()}
+    floats = FLOATS.values()
+    stored = {piece.stored.name: piece.stored for piece in placed if piece.tensor.dtype in floats}
     prefix = names.find_prefix(stored)
     found: dict[str, LowRank] = {}
     for trained, change in changes.items():
@@ -365,6 +406,7 @@ def initialise_weights(
     *,
     load_format: LoadFormat,
     seed: int,
+    whole: CausalLM | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_layer: Callable[[nn.Module], None] | None = None,
 ) -> None:
@@ -374,6 +416,7 @@ def initialise_weights(
         checkpoint: folder of the weights; ignored for dummy weights.
         load_format: `auto`: `load_weights`; `dummy`: `fill_with_random_weights`.
         seed: of dummy weights.
+        whole: of a rank, the model that it is a part of, which may have shapes alone.
         on_progress: called in this thread with (bytes done, total bytes), finally with both equal.
         on_layer: called in this thread with each decoder layer as soon as it is filled, before the
             next one is, and may replace what is in it. For a CPU, where what is not filled takes no
@@ -383,19 +426,24 @@ def initialise_weights(
         CheckpointError: as `load_weights`.
     """
     if load_format == "dummy":
-        fill_with_random_weights(model, seed, on_progress=on_progress, on_layer=on_layer)
+        fill_with_random_weights(
+            model, seed, whole=whole, on_progress=on_progress, on_layer=on_layer
+        )
     else:
-        load_weights(model, checkpoint, on_progress=on_progress, on_layer=on_layer)
+        load_weights(model, checkpoint, whole=whole, on_progress=on_progress, on_layer=on_layer)
 
 
 def load_weights(
     model: CausalLM,
     path: Path,
     *,
+    whole: CausalLM | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_layer: Callable[[nn.Module], None] | None = None,
 ) -> None:
     """Fill the parameters of `model` from the checkpoint folder `path`, cast to their dtype.
+
+    Of a rank, `whole` is the model that it is a part of, which may have shapes alone.
 
     Scales of an fp8 KV cache, if the checkpoint has them, are stored in the attention layers. What
     an adapter changes is merged into the parameters, before anything is made of them.
@@ -408,11 +456,15 @@ def load_weights(
         CheckpointError: a file is missing or corrupt, or a tensor is missing, unknown or of a
             wrong shape; the model is then unchanged, unless a file breaks while it is read.
     """
-    placed, kv_scales, changes = _match(model, path)
+    placed, kv_scales, changes = _match(model, path, whole)
     if changes:
         log.info("merging an adapter into %d weights", len(changes))
     load_kv_scales(model, kv_scales, model.spec.tensor_names)
-    total = sum(tensor.num_bytes for tensor, _ in placed)
+    if model.spec.rank:
+        for name, place in destinations(model, model.spec.tensor_names).items():
+            if adds_to_sum(name):  # once, by rank 0
+                place.tensor.zero_()
+    total = sum(span.num_bytes for span in split_into_spans(placed, _SPAN_BYTES))
     loaded = 0
 
     def advance(num_bytes: int) -> None:
@@ -427,11 +479,13 @@ def load_weights(
     del placed  # a part's destinations live no longer than it takes to fill them
     while parts:
         layer, part = parts.pop(0)
-        files = sorted({tensor.file.name for tensor, _ in part})
-        changed = [(changes[tensor.name], at) for tensor, at in part if tensor.name in changes]
+        files = sorted({piece.stored.file.name for piece in part})
+        changed = [
+            (changes[each.stored.name], each) for each in part if each.stored.name in changes
+        ]
         # What is quantised on a GPU is read on the host.
-        on_host = [(tensor, place) for tensor, place in part if place.device.type == "cpu"]
-        elsewhere = [(tensor, place) for tensor, place in part if place.device.type != "cpu"]
+        on_host = [piece for piece in part if piece.tensor.device.type == "cpu"]
+        elsewhere = [piece for piece in part if piece.tensor.device.type != "cpu"]
         del part
         for places, its_copier in ((on_host, None), (elsewhere, copier)):
             spans = list(split_into_spans(places, _SPAN_BYTES))
@@ -440,8 +494,8 @@ def load_weights(
                 num_threads = _num_threads(device)
                 read_spans(spans, its_copier, num_threads=num_threads, on_read=advance)
             del spans
-        for change, at in changed:
-            change.merge_into(at)
+        for change, piece in changed:
+            change.merge_into(piece.tensor, piece.stored, piece.shape, piece.window)
         del changed
         if layer is not None and on_layer is not None:
             try:
@@ -450,10 +504,8 @@ def load_weights(
                 raise CheckpointError(f"{', '.join(files)}: {error}") from None
 
 
-def _by_layer(
-    model: CausalLM, placed: list[tuple[StoredTensor, Tensor]]
-) -> list[tuple[nn.Module | None, list[tuple[StoredTensor, Tensor]]]]:
-    """Return the tensors of each decoder layer in turn, then all others, with their destinations.
+def _by_layer(model: CausalLM, placed: list[Piece]) -> list[tuple[nn.Module | None, list[Piece]]]:
+    """Return the pieces of each decoder layer in turn, then all others.
 
     A destination is a part of a parameter: they have the same memory.
     """
@@ -463,9 +515,9 @@ def _by_layer(
         for parameter in layer.parameters()
     }
     others = len(model.model.layers)
-    parts: list[list[tuple[StoredTensor, Tensor]]] = [[] for _ in range(others + 1)]
-    for tensor, place in placed:
-        parts[owners.get(place.untyped_storage().data_ptr(), others)].append((tensor, place))
+    parts: list[list[Piece]] = [[] for _ in range(others + 1)]
+    for piece in placed:
+        parts[owners.get(piece.tensor.untyped_storage().data_ptr(), others)].append(piece)
     return list(zip([*model.model.layers, None], parts, strict=True))
 
 
@@ -478,8 +530,8 @@ def check_weights(model: CausalLM, path: Path) -> None:
 
 
 def _match(
-    model: CausalLM, path: Path
-) -> tuple[list[tuple[StoredTensor, Tensor]], list[StoredTensor], dict[str, LowRank]]:
+    model: CausalLM, path: Path, whole: CausalLM | None = None
+) -> tuple[list[Piece], list[StoredTensor], dict[str, LowRank]]:
     """Return the tensors to load with their destinations, and the scales of a KV cache.
 
     And what an adapter changes of the tensors, by the name of each.
@@ -490,7 +542,10 @@ def _match(
         stored.pop(name) for name in [*stored] if is_kv_scale(name) and not names.is_ignored(name)
     ]
     tied = model.lm_head is None
-    placed = match_tensors(stored, destinations(model, names), names, tied=tied)
+    places: Mapping[str, Place | None] = (
+        destinations(model, names) if whole is None else rank_destinations(model, whole)
+    )
+    placed = match_tensors(stored, places, names, tied=tied)
     adapter = read_adapter(path)
     changes = {} if adapter is None else match_changes(adapter.low_rank, placed, names)
     return placed, kv_scales, changes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -11,14 +13,46 @@ from torch import Tensor, nn
 from engine.checkpoint.tensor_files.elements import read_tensor
 from engine.checkpoint.tensor_files.headers import where_missing
 from engine.checkpoint.tensor_files.stored import DTYPES, FLOATS, StoredTensor
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.linear.linear import Linear
 from engine.layers.vocabulary import Embedding, LMHead
+from engine.models.causal_lm import CausalLM
+from engine.models.spec import ModelSpec, MoE, ShardRange
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.stored import StoredProjection
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# Of projections of which ranks have parts of the inputs, so that their results are summed.
+_SUMMED_BIAS = re.compile(r"\.(o_proj|down_proj)[._]bias$")
+
+
+class Piece(NamedTuple):
+    """A part of a stored tensor, mostly all of it, and where it goes.
+
+    Attributes:
+        tensor: has the elements in the order of the checkpoint's tensor, and may be strided.
+        shape: of the whole stored tensor, in the dimensions of `tensor`.
+        start: index of the part's first element in each of them.
+    """
+
+    stored: StoredTensor
+    tensor: Tensor
+    shape: tuple[int, ...]
+    start: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, stored: StoredTensor, tensor: Tensor) -> Piece:
+        """Return all of `stored`."""
+        return cls(stored, tensor, tuple(tensor.shape), (0,) * tensor.dim())
+
+    @property
+    def window(self) -> tuple[slice, ...]:
+        """Its elements in each dimension of the stored tensor."""
+        sizes = zip(self.start, self.tensor.shape, strict=True)
+        return tuple(slice(start, start + size) for start, size in sizes)
 
 
 class Place(NamedTuple):
@@ -28,11 +62,48 @@ class Place(NamedTuple):
         tensor: has the elements in the order of the checkpoint's tensor, and may be strided.
         shape: of the checkpoint's tensor, a dimension of which may be several of `tensor`.
         other: serves a tensor that the checkpoint has in another shape.
+        whole: shape that `tensor` has in a model that is not cut; None: this one.
+        parts: those of one dimension that this rank has, one after the other in `tensor`.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
     other: Place | None = None
+    whole: tuple[int, ...] | None = None
+    parts: tuple[ShardRange, ...] = ()
+
+    def of_a_rank(self, whole: Place, parts: tuple[ShardRange, ...]) -> Place:
+        """Return it for a tensor that `whole` is the place of in a model that is not cut."""
+        other = self.other
+        if other is not None and whole.other is not None:
+            other = other.of_a_rank(whole.other, parts)
+        return Place(self.tensor, whole.shape, other, tuple(whole.tensor.shape), parts)
+
+    def pieces(self, stored: StoredTensor) -> list[Piece]:
+        """Return the pieces of its tensor, `stored`, that this rank has."""
+        shape = tuple(self.tensor.shape) if self.whole is None else self.whole
+        sizes = zip(self.tensor.shape, shape, strict=True)
+        cut = next((dim for dim, (mine, all_) in enumerate(sizes) if mine != all_), None)
+        if cut is None:
+            return [Piece.whole(stored, self.tensor)]
+        # One head, feature or token may be several elements, or one element several of them.
+        unit = Fraction(shape[cut], sum(part.full for part in self.parts))
+        found, before, at = [], 0, 0
+        for part in self.parts:
+            first, size = unit * (before + part.start), unit * part.size
+            if first.denominator > 1 or size.denominator > 1:
+                raise UnsupportedError(
+                    f"must be another for this checkpoint: {stored.name} is stored in groups, "
+                    "which no rank has a part of; set it to a lower one",
+                    param="tensor_parallel_size",
+                )
+            start = [0] * len(shape)
+            start[cut] = int(first)
+            mine = self.tensor.narrow(cut, at, int(size))
+            found.append(Piece(stored, mine, shape, tuple(start)))
+            before, at = before + part.full, at + int(size)
+        assert at == self.tensor.shape[cut], f"{stored.name}: parts of another size"
+        return found
 
     def of_shape(self, shape: tuple[int, ...]) -> Place:
         """Return the place for the checkpoint's tensor, which has that shape."""
@@ -70,6 +141,50 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
     return places
 
 
+def rank_destinations(model: CausalLM, whole: CausalLM) -> dict[str, Place | None]:
+    """Return the same for one rank of the model `whole`, which may have shapes alone.
+
+    None: a bias that rank 0 adds to the sum over the ranks; it is 0 here.
+    """
+    spec = model.spec
+    mine = destinations(model, spec.tensor_names)
+    found: dict[str, Place | None] = {}
+    for name, place in destinations(whole, whole.spec.tensor_names).items():
+        if spec.rank and adds_to_sum(name):
+            found[name] = None
+        else:
+            found[name] = mine[name].of_a_rank(place, _parts(spec, name))
+    return found
+
+
+def adds_to_sum(name: str) -> bool:
+    """Return whether our tensor `name` is a bias of what is summed over the ranks."""
+    return _SUMMED_BIAS.search(name) is not None
+
+
+def _parts(spec: ModelSpec, name: str) -> tuple[ShardRange, ...]:
+    """Return the parts of a tensor that the rank `spec` has, if it is one that is cut."""
+    if (layer := _LAYER.match(name)) is None:
+        return () if spec.vocabulary is None else (spec.vocabulary,)
+    path = name[layer.end() :].split(".")
+    attention, mlp = spec.layers[int(layer[1])].attention, spec.layers[int(layer[1])].mlp
+    queries, keys, features = attention.query_heads, attention.kv_heads, mlp.features
+    if isinstance(mlp, MoE) and "shared_expert" in path:
+        features = mlp.shared_features
+    if queries is None or keys is None or features is None:
+        return ()
+    if "qkv_proj" in path:
+        # Heads that are side by side are cut as one.
+        return (queries,) if spec.tensor_names.qkv_heads else (queries, keys, keys)
+    if {"q_proj", "q_norm", "o_proj", "sinks"}.intersection(path):
+        return (queries,)
+    if {"k_proj", "v_proj", "k_norm"}.intersection(path):
+        return (keys,)
+    # Gates and ups of experts alternate, those of others are one after the other.
+    is_stacked = "gate_up_proj" in path and "experts" not in path
+    return (features, features) if is_stacked else (features,)
+
+
 def _stacked_experts(experts: Experts, names: TensorNames) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for name, tensor in experts.stacked_destinations().items():
@@ -100,16 +215,16 @@ def _side_by_side(tensor: Tensor, dim: int, counts: tuple[int, int]) -> Tensor:
 
 def match_tensors(
     stored: Mapping[str, StoredTensor],
-    places: Mapping[str, Place],
+    places: Mapping[str, Place | None],
     names: TensorNames,
     *,
     tied: bool,
-) -> list[tuple[StoredTensor, Tensor]]:
+) -> list[Piece]:
     """Return every tensor to load with its destination.
 
     Args:
         stored: the checkpoint's tensors, by its names of them.
-        places: what `destinations` returned.
+        places: what `destinations` or `rank_destinations` returned.
         names: how the checkpoint names our tensors.
         tied: whether the LM head shares the embedding's weight; one that is stored is then left
             out (`with_stored_head` compares them).
@@ -128,7 +243,7 @@ def match_tensors(
     for name in places:
         if name not in stored:
             raise CheckpointError(f"{name}: missing from {where_missing(stored)}")
-    found: list[tuple[StoredTensor, Tensor]] = []
+    found: list[Piece] = []
     for name, tensor in stored.items():
         if name not in places:
             if names.is_ignored(name) or _is_empty_bias(tensor, places):
@@ -136,16 +251,19 @@ def match_tensors(
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
             )
-        place, wanted, _ = places[name].of_shape(tensor.shape)
-        tensor = tensor.as_stored(place.dtype)
-        _require_type(tensor, place.dtype)
+        if (place := places[name]) is None:
+            continue
+        place = place.of_shape(tensor.shape)
+        wanted = place.shape
+        tensor = tensor.as_stored(place.tensor.dtype)
+        _require_type(tensor, place.tensor.dtype)
         # A single number may be stored as a scalar or as a list of one, a vector as a row.
         if _without_ones(tensor.shape) != _without_ones(wanted):
             raise CheckpointError(
                 f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but "
                 f"{tensor.described_by} asks for {list(wanted)}"
             )
-        found.append((tensor, place))
+        found += place.pieces(tensor)
     return found
 
 
@@ -153,7 +271,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _is_empty_bias(tensor: StoredTensor, places: Mapping[str, Place]) -> bool:
+def _is_empty_bias(tensor: StoredTensor, places: Mapping[str, Place | None]) -> bool:
     """Return whether it is zeros beside a projection of GPTQ: AutoGPTQ gives each a bias."""
     module = tensor.name.removesuffix(".bias")
     if module == tensor.name or f"{module}.qweight" not in places:

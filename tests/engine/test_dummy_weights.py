@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.registry import read_model_spec
+from engine.models.sharding import shard
 from engine.models.tensor_names import LLAMA_NAMES
 from engine.weights import fill_with_random_weights, initialise_weights, load_weights
 from engine.weights.matching import destinations
@@ -49,7 +50,7 @@ def filled(path: Path, seed: int) -> dict[str, Tensor]:
 def dummy_logits(path: Path, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the logits of `TOKENS`, computed by a model with dummy weights."""
 
-    def fill(model: CausalLM, path: Path) -> None:
+    def fill(model: CausalLM, path: Path, *, whole: CausalLM | None) -> None:
         initialise_weights(model, path, load_format="dummy", seed=seed)
 
     with (
@@ -150,3 +151,18 @@ def test_on_a_gpu_no_second_copy_is_made() -> None:
     assert torch.cuda.max_memory_allocated() - before < first.weight.nbytes / 8
     assert torch.equal(first.weight, second.weight)
     assert (first.weight.float() * 8192**0.5).std().item() == pytest.approx(1, abs=0.01)
+
+
+def test_dummy_weights_of_ranks_are_equal_where_they_are_not_cut(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, "MixtralForCausalLM")
+    spec = read_model_spec(tmp_path)
+    whole = build_model(spec, max_model_len=16, dtype=torch.float32, device=torch.device("meta"))
+    ranks = []
+    for rank in range(2):
+        part = shard(spec, rank, 2)
+        model = build_model(part, max_model_len=16, dtype=torch.float32, device=CPU)
+        fill_with_random_weights(model, 3, whole=whole)
+        ranks.append(dict(model.named_parameters()))
+    router, queries = "model.layers.0.mlp.router.weight", "model.layers.0.self_attn.qkv_proj.weight"
+    assert torch.equal(*(rank[router] for rank in ranks))
+    assert not torch.equal(*(rank[queries] for rank in ranks))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import starmap
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,6 +23,7 @@ from engine.checkpoint.tensor_files.headers import SINGLE, read_headers
 from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.errors import CheckpointError
 from engine.weights.loader import CudaCopier, Span, read_spans, split_into_spans
+from engine.weights.matching import Piece
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CASTS = [
@@ -85,7 +87,7 @@ def spans_of(
     save_file(tensors, folder / SINGLE)
     stored = read_headers(folder)
     places = {name: torch.full(tensor.shape, 7.0, dtype=wanted) for name, tensor in tensors.items()}
-    placed = [(stored[name], place) for name, place in places.items()]
+    placed = [Piece.whole(stored[name], place) for name, place in places.items()]
     return list(split_into_spans(placed, max_bytes)), places
 
 
@@ -248,7 +250,8 @@ def test_weights_arrive_on_a_gpu(stored: torch.dtype, wanted: torch.dtype, tmp_p
     _, places = spans_of(tensors, tmp_path, wanted, 2**18)
     headers = read_headers(tmp_path)
     on_gpu = {name: place.to(device) for name, place in places.items()}
-    spans = list(split_into_spans([(headers[n], place) for n, place in on_gpu.items()], 2**18))
+    pairs = [(headers[name], place) for name, place in on_gpu.items()]
+    spans = list(split_into_spans(starmap(Piece.whole, pairs), 2**18))
     read_spans(spans, CudaCopier(device), num_threads=4)
     for name, tensor in tensors.items():
         assert torch.equal(on_gpu[name].cpu(), tensor.to(wanted)), name

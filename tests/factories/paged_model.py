@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor
 from engine.config.setting_types import Quantization
 from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
+from engine.layers.rank_group import RankGroup
 from engine.models.build import build_model
 from engine.models.kv_groups import KVGroups
 from engine.models.process_weights import WeightProcessor, check_deterministic
 from engine.models.registry import read_model_spec
+from engine.models.sharding import shard
 from engine.quantization.registry import read_quantization
 from engine.weights import load_weights, with_stored_head
 from tests.factories.batches import BatchRow, build_batch
@@ -51,17 +54,22 @@ class PagedModel:
         seed: int = 0,
         deterministic: bool = False,
         quantization: Quantization | None = None,
+        group: RankGroup | None = None,
     ) -> None:
-        """Convert the weights if they are to be deterministic."""
+        """Process the weights if they are to be deterministic; be a rank of `group`."""
         self.spec = with_stored_head(read_model_spec(path), path)
-        self.model = build_model(
-            self.spec,
+        build = partial(
+            build_model,
             max_model_len=max_model_len,
             dtype=dtype,
-            device=CPU,
             quantization=(stored := read_quantization(path)),
         )
-        load_weights(self.model, path)
+        whole = None
+        if group is not None:
+            whole = build(self.spec, device=torch.device("meta"))
+            self.spec = shard(self.spec, group.rank, group.size)
+        self.model = build(self.spec, device=CPU, group=group)
+        load_weights(self.model, path, whole=whole)
         if deterministic:
             check_deterministic(self.model, CPU)
             WeightProcessor(self.model, quantization, deterministic=True).finish()

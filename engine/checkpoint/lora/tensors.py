@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,21 +45,37 @@ class LowRank:
         sizes = (self.b.shape[0], self.a.shape[1])
         return sizes[::-1] if self.transposed else sizes
 
-    def merge_into(self, weight: Tensor) -> None:
-        """Change `weight` in place, in float32; it has the order of the elements that is stored.
+    def merge_into(
+        self,
+        weight: Tensor,
+        base: StoredTensor,
+        shape: tuple[int, ...],
+        window: tuple[slice, ...],
+    ) -> None:
+        """Change `weight` in place, in float32.
+
+        Args:
+            weight: all elements of `base` in their order, or those of a window.
+            shape: of all elements, in the dimensions of `weight`.
+            window: the elements of each dimension that `weight` has.
 
         Raises:
-            CheckpointError: the adapter's file cannot be read.
+            CheckpointError: a file cannot be read.
         """
         a, b = (read_tensor(each).to(weight.device, torch.float32) for each in (self.a, self.b))
-        wide = weight.reshape(self.shape).float()
-        rows = wide.t() if self.transposed else wide
-        rows = rows + self.scale * (b @ a)
-        if self.magnitude is not None:
-            norms = read_tensor(self.magnitude).to(weight.device, torch.float32).flatten()
-            rows = rows * (norms / rows.norm(dim=1))[:, None]
+        change = self.scale * (b @ a)
+        if self.magnitude is None:
+            change = change.t() if self.transposed else change
+            weight.copy_(weight.float() + change.reshape(shape)[window])
+            return
+        # The norm of a row is of all its columns, of which a window may have a part.
+        is_whole = weight.numel() == math.prod(shape)
+        wide = (weight if is_whole else read_tensor(base).to(weight.device)).reshape(self.shape)
+        rows = (wide.t() if self.transposed else wide).float() + change
+        norms = read_tensor(self.magnitude).to(weight.device, torch.float32).flatten()
+        rows = rows * (norms / rows.norm(dim=1))[:, None]
         wide = rows.t() if self.transposed else rows
-        weight.copy_(wide.reshape(weight.shape))
+        weight.copy_(wide.reshape(shape)[window])
 
 
 @dataclass(frozen=True)

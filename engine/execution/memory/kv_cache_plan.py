@@ -18,6 +18,7 @@ from engine.execution.memory.gpu_memory_profile import (
     gib,
     gpu_share,
 )
+from engine.layers.rank_group import RankGroup
 from engine.models.kv_groups import group_layers
 from engine.models.spec import ModelSpec
 from kernels.attention.paged_cache import FP8
@@ -74,6 +75,7 @@ def plan_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
     profile: MemoryProfile | None = None,
+    group: RankGroup | None = None,
 ) -> KVCachePlan:
     """Size the KV cache after the weights have been loaded.
 
@@ -84,6 +86,7 @@ def plan_kv_cache(
         max_model_len: the user's setting, or the model's context length.
         dtype: of the KV cache.
         profile: from `engine.execution.memory.gpu_memory_profile.profile_memory`, on a GPU.
+        group: the ranks of which `model_spec` is one: all get as many blocks; None: it is alone.
 
     Raises:
         InsufficientMemoryError: the model leaves no memory for a KV cache; one sequence of the
@@ -96,7 +99,7 @@ def plan_kv_cache(
     most = config.max_num_batched_tokens
     most = min(most, config.long_prefill_token_threshold or most)
     windows = GroupWindows(groups.windows, config.block_size, max_step_tokens=most)
-    free = _free_bytes(device) if profile is None else profile.free
+    free = _free_bytes(device) // model_spec.num_ranks if profile is None else profile.free
     if config.num_gpu_blocks_override is not None:
         num_blocks = config.num_gpu_blocks_override
     else:
@@ -105,6 +108,8 @@ def plan_kv_cache(
         )
         useful = config.max_num_seqs * windows.sequence_blocks(max_model_len) + 1
         num_blocks = min(budget // bytes_per_block, useful)
+    if group is not None:
+        num_blocks = group.least(num_blocks)
     fitting_len = windows.longest_sequence(max(0, num_blocks - 1))
     if fitting_len < max_model_len:
         if config.max_model_len is not None or fitting_len < 2:

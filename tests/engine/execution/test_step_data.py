@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.core.schedule import SamplerOutput, SamplingBatch, SchedulerOutput
+from engine.core.schedule import NO_SAMPLING, SamplerOutput, SamplingBatch, SchedulerOutput
 from engine.execution.loading import load_model
 from engine.execution.pending_step import Runner
 from engine.models.registry import read_model_spec
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
 from kernels.step.sampling_columns import ALLOWED, SKIPPED
+from tests.factories.thread_ranks import ThreadGroup, ThreadGroups
 
 SETTINGS = {
     "dtype": "float32",
@@ -154,6 +156,35 @@ def test_another_process_gets_the_same_tokens(
         ):
             pipe.send((schedule, sampling))
             assert_equal(pipe.recv(), samples)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_get_the_same_tokens(
+    steps: Recorder, config: EngineConfig, checkpoint: Path, num_ranks: int
+) -> None:
+    """Followers know the schedules alone: what is drawn, and from which logits, rank 0 shares."""
+
+    # Ranks that share a KV head hold fewer blocks in the same memory.
+    settings = config.model_copy(update={"swap_space": 2 * config.swap_space})
+
+    def run(group: ThreadGroup) -> list[SamplerOutput]:
+        spec = read_model_spec(checkpoint)
+        runner = load_model(settings, checkpoint, spec, list, lambda text: None, group).runner
+        found = []
+        for schedule, sampling in zip(steps.schedules, steps.batches, strict=True):
+            runner.forward(schedule)
+            found.append(runner.sample(NO_SAMPLING if group.rank else sampling).wait())
+        return found
+
+    groups = ThreadGroups(num_ranks)
+    num_threads = torch.get_num_threads()
+    try:
+        samples, *_ = groups.run(run)
+    finally:
+        torch.set_num_threads(num_threads)
+    for found, expected in zip(samples, steps.samples, strict=True):
+        assert_equal(found, expected)
+    assert all(trace == groups.traces[0] for trace in groups.traces)
 
 
 def assert_equal(found: SamplerOutput, expected: SamplerOutput) -> None:

@@ -1,0 +1,119 @@
+"""Sharding: the smaller model that each rank computes (tensor parallelism).
+
+A rank has whole KV heads with their queries, features of each MLP and rows of the vocabulary. What
+its attention and its MLP return is a part of a sum over the ranks. Parts may differ in size by one
+unit, and rank 0, which also draws, has the smallest. Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.errors import UnsupportedError
+from engine.models.spec import AttentionSpec, Gated, LayerSpec, ModelSpec, MoE, Plain, ShardRange
+
+_FEATURES = 16  # at most, in one unit: what a GEMM on a CPU packs together
+_TOKENS = 64  # likewise: rows of a head are padded to as many
+
+
+def split(units: int, ranks: int, rank: int) -> range:
+    """Return which of `units` in a row a rank has; sizes differ by one, rank 0 has the fewest."""
+    return range(units * rank // ranks, units * (rank + 1) // ranks)
+
+
+def shard(spec: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
+    """Return what `rank` of `num_ranks` computes of the whole model `spec`.
+
+    Raises:
+        UnsupportedError: the model has too few heads, features or tokens; names the largest
+            number of ranks.
+    """
+    if num_ranks == 1:
+        return spec
+    if (most := max_ranks(spec)) < num_ranks:
+        raise UnsupportedError(
+            f"must be at most {most} for this model (got {num_ranks}), which is not cut within a "
+            "head or a feature; set it to that, or lower",
+            param="tensor_parallel_size",
+        )
+    cut = _Cut(rank, num_ranks)
+    names = spec.tensor_names
+    if names.qkv_heads:
+        heads = len(split(names.qkv_heads, num_ranks, rank))
+        names = replace(names, qkv_heads=heads)
+    return replace(
+        spec,
+        layers=tuple(map(cut.layer, spec.layers)),
+        tensor_names=names,
+        rank=rank,
+        num_ranks=num_ranks,
+        vocabulary=cut.part(spec.vocab_size, _TOKENS),
+    )
+
+
+def max_ranks(spec: ModelSpec) -> int:
+    """Return into how many ranks the whole model `spec` can be cut."""
+    return min(spec.vocab_size, *(_most_of(layer) for layer in spec.layers))
+
+
+def token_counts(vocab_size: int, num_ranks: int) -> list[int]:
+    """Return how many tokens of the vocabulary each rank has."""
+    return [_Cut(rank, num_ranks).part(vocab_size, _TOKENS).size for rank in range(num_ranks)]
+
+
+def _most_of(layer: LayerSpec) -> int:
+    mlp = layer.mlp
+    sizes = [mlp.size]
+    if isinstance(mlp, MoE) and mlp.shared_size:
+        sizes.append(mlp.shared_size)
+    return min(layer.attention.num_heads, *sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Cuts the parts of a model for one rank."""
+
+    rank: int
+    num_ranks: int
+
+    def layer(self, layer: LayerSpec) -> LayerSpec:
+        return replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
+
+    def part(self, size: int, largest_unit: int) -> ShardRange:
+        """Return the rank's part of `size`, in the largest units that leave one for each rank."""
+        unit = largest_unit
+        while unit > 1 and -(-size // unit) < self.num_ranks:
+            unit //= 2
+        found = split(-(-size // unit), self.num_ranks, self.rank)
+        start = unit * found.start
+        return ShardRange(start, min(unit * found.stop, size) - start, size)
+
+    def _attention(self, spec: AttentionSpec) -> AttentionSpec:
+        num_kv_heads, per_head = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
+        heads = split(num_kv_heads, self.num_ranks, self.rank)
+        queries = range(per_head * heads.start, per_head * heads.stop)
+        shares_keys = False
+        if num_kv_heads < self.num_ranks:
+            # Several ranks have the same KV head; its queries are dealt out among them.
+            head = num_kv_heads * self.rank // self.num_ranks
+            first, after = (-(-each * self.num_ranks // num_kv_heads) for each in (head, head + 1))
+            its = split(per_head, after - first, self.rank - first)
+            heads = range(head, head + 1)
+            queries = range(per_head * head + its.start, per_head * head + its.stop)
+            shares_keys = self.rank > first
+        return replace(
+            spec,
+            num_heads=len(queries),
+            num_kv_heads=len(heads),
+            query_heads=ShardRange(queries.start, len(queries), spec.num_heads),
+            kv_heads=ShardRange(heads.start, len(heads), num_kv_heads),
+            shares_keys=shares_keys,
+        )
+
+    def _mlp(self, spec: Gated | Plain | MoE) -> Gated | Plain | MoE:
+        features = self.part(spec.size, _FEATURES)
+        spec = replace(spec, size=features.size, features=features)
+        if isinstance(spec, MoE) and spec.shared_size:
+            shared = self.part(spec.shared_size, _FEATURES)
+            spec = replace(spec, shared_size=shared.size, shared_features=shared)
+        return spec
