@@ -39,7 +39,6 @@ _IDENTIFIERS = {
     "question": "RequestOptions",
     "sections": "reasoning and tool-call parsing",
     "slot states": "SeqSlots",
-    "slot tables": "SeqSlotTables",
     "suspects": "PoisonRequestGuard",
     "token forcer": "jump_forward",
     "token reader": "update_from_output",

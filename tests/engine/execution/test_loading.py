@@ -21,6 +21,7 @@ MIB = 2**20
 BLOCK = 16 * MIB
 STEP = 3 * GIB
 MODEL: Any = SimpleNamespace(
+    num_ranks=1,
     kv_bytes_per_token=lambda dtype: BLOCK // 16,
     num_layers=4,
     sliding_windows=(None,) * 4,
