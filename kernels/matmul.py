@@ -87,8 +87,8 @@ def _kernel(
     for i_tile in range(tl.program_id(0), tiles_m * TILES_N, tl.num_programs(0)):
         i_band = i_tile // (BAND * TILES_N)
         height = tl.minimum(tiles_m - i_band * BAND, BAND)
-        i_place = i_tile % (BAND * TILES_N)
-        i_m, i_n = i_band * BAND + i_place % height, i_place // height
+        i_in_band = i_tile % (BAND * TILES_N)
+        i_m, i_n = i_band * BAND + i_in_band % height, i_in_band // height
         o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
         o_k = tl.arange(0, BLOCK_K)

@@ -234,11 +234,11 @@ class SamplerOutput:
     hidden: Float32s | None = None
     drafted: tuple[SamplerOutput, ...] = ()
 
-    def row(self, place: int) -> SamplerOutput:
+    def row(self, index: int) -> SamplerOutput:
         """Return the token of one sequence, without what the step has found of prompts."""
-        one, found = slice(place, place + 1), self.logprobs
+        one, found = slice(index, index + 1), self.logprobs
         if found is not None:
-            which = np.flatnonzero(found.rows == place)
+            which = np.flatnonzero(found.rows == index)
             found = SampledLogprobs(
                 rows=np.zeros_like(which, dtype=np.int32),
                 logprobs=found.logprobs[which],

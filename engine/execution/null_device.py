@@ -114,8 +114,8 @@ class NullRunner:
         """There are no experts."""
 
     def _tokens(self, seeds: NDArray[np.uint64], positions: Int32s) -> NDArray[np.int64]:
-        places = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
-        tokens: NDArray[np.int64] = self._token_ids[places]
+        indices = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
+        tokens: NDArray[np.int64] = self._token_ids[indices]
         return tokens
 
     def _prompts(self, schedule: SchedulerOutput) -> PromptResults:

@@ -54,8 +54,8 @@ def add_adjustments(logits: Tensor, adjustments: Adjustments) -> None:
     lists = (adjustments.rows, adjustments.token_ids, adjustments.values.view("int32"))
     if len(adjustments.rows):
         rows, token_ids, bits = upload_together(lists, logits.device)
-        places = rows.long(), token_ids.long()  # each once
-        logits[places] = logit_order.reference(logits[places] + bits.view(logits.dtype))
+        indices = rows.long(), token_ids.long()  # each once
+        logits[indices] = logit_order.reference(logits[indices] + bits.view(logits.dtype))
     # Row by row: nothing is reserved for a copy of all logits.
     for row, values in zip(adjustments.dense_rows.tolist(), adjustments.dense, strict=True):
         added = upload(values.view("int32"), logits.device).view(logits.dtype)

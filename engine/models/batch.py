@@ -20,7 +20,7 @@ class Batch:
 
     Attributes:
         token_ids: int64 [T].
-        positions: int64 [T], place of each token in its sequence, from 0.
+        positions: int64 [T], of each token in its sequence, from 0.
         slot_mapping: int64 [G * T], where its KV goes in each group: block id * block_size +
             offset; -1: nowhere.
         query_start_loc: int32 [B + 1].

@@ -91,15 +91,15 @@ class QuantizedLinear(nn.Module):
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
         parts = self._parts()
-        places: dict[str, Tensor] = {
+        tensors: dict[str, Tensor] = {
             f"{part}.{name}": tensor
             for part, projection in parts.items()
             for name, tensor in projection.tensors.items()
         }
         if self.bias is not None:
             biases = torch.split(self.bias, self._sizes)
-            places |= {f"{part}.bias": bias for part, bias in zip(parts, biases, strict=True)}
-        return places
+            tensors |= {f"{part}.bias": bias for part, bias in zip(parts, biases, strict=True)}
+        return tensors
 
     def dequantized(self) -> Linear:
         """Return the projection with its weight.

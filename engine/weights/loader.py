@@ -183,10 +183,10 @@ def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor], names: Tens
         for target in _KV_SCALE_TARGETS[suffix]:
             if f"{path}.{target}" in values:
                 raise CheckpointError(f"{stored.name}: comes beside another {path}.{target}")
-            place = attention.get_buffer(target)
-            values[f"{path}.{target}"] = place, _read_kv_scale(stored, len(place))
-    for place, value in values.values():
-        place.copy_(value)
+            buffer = attention.get_buffer(target)
+            values[f"{path}.{target}"] = buffer, _read_kv_scale(stored, len(buffer))
+    for buffer, value in values.values():
+        buffer.copy_(value)
 
 
 def _read_kv_scale(stored: StoredTensor, num_kv_heads: int) -> Tensor:
@@ -230,13 +230,13 @@ def split_into_spans(
     Args:
         placed: tensors, each with a destination. A strided one is cut into whole rows.
     """
-    for tensor, place in sorted(placed, key=lambda pair: (pair[0].file, pair[0].offset)):
+    for tensor, target in sorted(placed, key=lambda pair: (pair[0].file, pair[0].offset)):
         start = 0
         num_elements = max_bytes // tensor.dtype.itemsize
-        if place.is_contiguous():
-            parts = torch.split(place.view(-1), num_elements)
+        if target.is_contiguous():
+            parts = torch.split(target.view(-1), num_elements)
         else:
-            parts = torch.split(place, max(1, num_elements * len(place) // place.numel()))
+            parts = torch.split(target, max(1, num_elements * len(target) // target.numel()))
         for part in parts:
             yield Span(tensor, start, part)
             start += part.numel()
@@ -333,7 +333,7 @@ def match_changes(
     Raises:
         CheckpointError: the checkpoint has no such tensor of floats, or it has another shape.
     """
-    stored = {tensor.name: tensor for tensor, place in placed if place.dtype in FLOATS.values()}
+    stored = {tensor.name: tensor for tensor, target in placed if target.dtype in FLOATS.values()}
     prefix = names.find_prefix(stored)
     found: dict[str, LowRank] = {}
     for trained, change in changes.items():
@@ -430,12 +430,12 @@ def load_weights(
         files = sorted({tensor.file.name for tensor, _ in part})
         changed = [(changes[tensor.name], at) for tensor, at in part if tensor.name in changes]
         # What is quantised on a GPU is read on the host.
-        on_host = [(tensor, place) for tensor, place in part if place.device.type == "cpu"]
-        elsewhere = [(tensor, place) for tensor, place in part if place.device.type != "cpu"]
+        on_host = [(tensor, target) for tensor, target in part if target.device.type == "cpu"]
+        elsewhere = [(tensor, target) for tensor, target in part if target.device.type != "cpu"]
         del part
-        for places, its_copier in ((on_host, None), (elsewhere, copier)):
-            spans = list(split_into_spans(places, _SPAN_BYTES))
-            places.clear()
+        for batch, its_copier in ((on_host, None), (elsewhere, copier)):
+            spans = list(split_into_spans(batch, _SPAN_BYTES))
+            batch.clear()
             if spans:
                 num_threads = _num_threads(device)
                 read_spans(spans, its_copier, num_threads=num_threads, on_read=advance)
@@ -464,8 +464,8 @@ def _by_layer(
     }
     others = len(model.model.layers)
     parts: list[list[tuple[StoredTensor, Tensor]]] = [[] for _ in range(others + 1)]
-    for tensor, place in placed:
-        parts[owners.get(place.untyped_storage().data_ptr(), others)].append((tensor, place))
+    for tensor, target in placed:
+        parts[owners.get(target.untyped_storage().data_ptr(), others)].append((tensor, target))
     return list(zip([*model.model.layers, None], parts, strict=True))
 
 

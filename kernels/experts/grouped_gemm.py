@@ -237,8 +237,8 @@ def grouped_gemm_kernel(
     ROWS: tl.constexpr = 2 if GATED else 1  # of the weight, per column of the result
     i_band = tl.program_id(0) // (BAND * TILES_N)
     height = tl.minimum(num_blocks - i_band * BAND, BAND)
-    i_place = tl.program_id(0) % (BAND * TILES_N)
-    i_block, i_n = i_band * BAND + i_place % height, i_place // height
+    i_in_band = tl.program_id(0) % (BAND * TILES_N)
+    i_block, i_n = i_band * BAND + i_in_band % height, i_in_band // height
     expert = tl.load(blocks_ptr + i_block).to(tl.int64)
     if expert >= 0:
         o_choice = tl.load(choices_ptr + i_block * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -364,8 +364,8 @@ def wna16_grouped_gemm_kernel(
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     i_band = tl.program_id(0) // (BAND * TILES_N)
     height = tl.minimum(num_blocks - i_band * BAND, BAND)
-    i_place = tl.program_id(0) % (BAND * TILES_N)
-    i_block, i_n = i_band * BAND + i_place % height, i_place // height
+    i_in_band = tl.program_id(0) % (BAND * TILES_N)
+    i_block, i_n = i_band * BAND + i_in_band % height, i_in_band // height
     expert = tl.load(blocks_ptr + i_block).to(tl.int64)
     if expert >= 0:
         o_choice = tl.load(choices_ptr + i_block * BLOCK_M + tl.arange(0, BLOCK_M))

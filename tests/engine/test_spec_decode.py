@@ -46,7 +46,7 @@ def _nothing_leaks(llm: LLM) -> Iterator[None]:
 def run(llm: LLM, *many: dict[str, Any], at_once: bool = False) -> list[RequestOutput]:
     defaults = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True, "seed": 3}
     params = [SamplingParams.parse({**defaults, **fields}) for fields in many]
-    prompts = [[20 + place, *REPEATED] for place in range(len(many))]
+    prompts = [[20 + index, *REPEATED] for index in range(len(many))]
     if at_once:
         return llm.generate(prompts, params, use_tqdm=False)
     pairs = zip(prompts, params, strict=True)

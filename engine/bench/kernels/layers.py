@@ -60,8 +60,8 @@ def _rotary(
     caches = torch.zeros(shape, dtype=FP8 if float8 else dtype, device=device).unbind()
     key_cache, value_cache = caches
     order = torch.randperm(blocks - 1, generator=torch.Generator().manual_seed(0)).to(device) + 1
-    place = torch.arange(tokens, device=device)
-    slots = order[place // _BLOCK_SIZE] * _BLOCK_SIZE + place % _BLOCK_SIZE
+    position = torch.arange(tokens, device=device)
+    slots = order[position // _BLOCK_SIZE] * _BLOCK_SIZE + position % _BLOCK_SIZE
     scales = torch.full((2, kv_heads), 0.02, device=device).unbind() if float8 else (None, None)
     arguments = (query, key, value, angles.cos(), angles.sin(), key_cache, value_cache, slots)
     form = partial(_torch_rotary, *arguments, scales)

@@ -164,8 +164,8 @@ def assert_equal(found: SamplerOutput, expected: SamplerOutput) -> None:
     if found.logprobs is not None and expected.logprobs is not None:
         mine, theirs = found.logprobs, expected.logprobs
         assert mine.rows.tolist() == theirs.rows.tolist()
-        for row, place in enumerate(mine.rows.tolist()):
-            if valid[place]:
+        for row, index in enumerate(mine.rows.tolist()):
+            if valid[index]:
                 assert mine.ranks[row] == theirs.ranks[row]
                 assert mine.logprobs[row] == pytest.approx(theirs.logprobs[row], abs=1e-4)
                 num_top = theirs.num_top[row]
@@ -227,7 +227,7 @@ def foreign(value: object, path: str = "") -> list[str]:
         ]
     if isinstance(value, tuple):
         return [
-            found for place, part in enumerate(value) for found in foreign(part, f"{path}[{place}]")
+            found for index, part in enumerate(value) for found in foreign(part, f"{path}[{index}]")
         ]
     if isinstance(value, np.ndarray):
         return [] if value.dtype.kind in "biuf" else [f"{path}: {value.dtype}"]

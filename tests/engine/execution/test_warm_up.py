@@ -111,5 +111,8 @@ def test_answers_are_those_of_an_engine_without_warm_up(
 def test_each_way_to_score_prompts_is_taken_and_the_most_in_the_largest_step() -> None:
     largest, *others = warm_up_steps(config(max_logprobs=20), 64)
     assert largest.scored is not None
-    assert (len(largest.scored.places), largest.scored.num_top) == (largest.total_num_tokens, 20)
+    assert (len(largest.scored.logits_indices), largest.scored.num_top) == (
+        largest.total_num_tokens,
+        20,
+    )
     assert {step.scored.num_top for step in others if step.scored is not None} == {0, 1}
