@@ -1,4 +1,4 @@
-"""Product of activations and a weight whose rows do not depend on each other, to the last bit.
+"""Batch-invariant matmul: a row's result does not depend on the other rows, to the last bit.
 
 A library chooses among kernels, tiles and splits of the depth by the number of rows; here all of
 that is fixed by the weight. A tile of the result is summed by one program in the order of the depth
@@ -59,8 +59,8 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the product in float32."""
-    product = x.float() @ weight.float().t()
-    return product if bias is None else product + bias.float()
+    result = x.float() @ weight.float().t()
+    return result if bias is None else result + bias.float()
 
 
 # Not specialised on the number of rows: another batch must not recompile.

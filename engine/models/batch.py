@@ -39,8 +39,8 @@ class Batch:
     num_decodes: int | None
     num_groups: int = 1
 
-    def group_slots(self, group: int) -> Tensor:
-        """Return the slot mapping of a group, [T]."""
+    def group_slot_mapping(self, group: int) -> Tensor:
+        """Return the slot mapping of a group of layers, [T]."""
         num_tokens = self.token_ids.shape[0]
         return self.slot_mapping[group * num_tokens : (group + 1) * num_tokens]
 

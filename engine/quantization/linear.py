@@ -147,10 +147,10 @@ class QuantizedLinear(nn.Module):
         """
         parts = [each.for_gpu() for each in self._parts().values()]
         in_fp8 = [part for part in parts if isinstance(part, Fp8Weight)]
-        coded = [part for part in parts if isinstance(part, WNA16Weight)]
+        wna16 = [part for part in parts if isinstance(part, WNA16Weight)]
         if len(in_fp8) == len(parts):
             return stack_fp8(in_fp8)
-        stacked = stack_wna16(coded) if len(coded) == len(parts) else None
+        stacked = stack_wna16(wna16) if len(wna16) == len(parts) else None
         if stacked is None and (integers := self.integers()) is not None:
             return of_integers(integers)  # of several kinds
         return stacked

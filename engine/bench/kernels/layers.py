@@ -109,13 +109,13 @@ def _linear(
     device: torch.device,
     *,
     name: str,
-    product: Callable[[Tensor, Tensor, None], Tensor],
+    gemm: Callable[[Tensor, Tensor, None], Tensor],
 ) -> Work:
     columns, depth = model.projections[name]
     x = randn(tokens, depth, dtype=dtype, device=device)
     weight = randn(columns, depth, dtype=dtype, device=device, seed=1) / depth**0.5
     return Work(
-        ours=partial(product, x, weight, None),
+        ours=partial(gemm, x, weight, None),
         peers={"F.linear": partial(F.linear, x, weight)},
         bytes=numel_bytes(x, weight),
         flops=2 * tokens * columns * depth if tokens > 64 else 0,
@@ -166,12 +166,12 @@ _FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
     ("rotary", "bf16", partial(_rotary, float8=False), {}),
     ("rotary", "fp8", partial(_rotary, float8=True), {"models": MODELS[:1]}),
     *(
-        ("matmul", name, partial(_linear, name=name, product=matmul), {"aim": None})
+        ("matmul", name, partial(_linear, name=name, gemm=matmul), {"aim": None})
         for name in ("gate_up_proj", "down_proj")
     ),
     *(
         (
-            *("gemv", name, partial(_linear, name=name, product=linear)),
+            *("gemv", name, partial(_linear, name=name, gemm=linear)),
             {"tokens": (1,), "tiny": {"tokens": 1}},
         )
         for name in ("qkv_proj", "down_proj")
