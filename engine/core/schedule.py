@@ -108,8 +108,8 @@ class SchedulerOutput:
         num_output_tokens: int32 [B], its output tokens before the one to be sampled; negative for a
             chunk that ends within the prompt.
         num_decodes: leading rows with one token.
-        admissions: sequences that get a slot; each has a row.
-        block_writes: changed block tables, those of the admissions included.
+        new_requests: sequences that get a slot; each has a row.
+        block_writes: changed block tables, those of the new requests included.
         swap_out: int32 [N, 2], block of the device, block of the host to copy it to.
         copies: int32 [N, 2], source and destination; all are read before any is written.
         swap_in: int32 [N, 2], block of the host, block of the device to copy it to.
@@ -125,7 +125,7 @@ class SchedulerOutput:
     wants_token: NDArray[np.bool_]
     num_output_tokens: Int32s
     num_decodes: int
-    admissions: NewRequestData
+    new_requests: NewRequestData
     block_writes: BlockWrites
     swap_out: Int32s
     copies: Int32s

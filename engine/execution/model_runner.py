@@ -248,7 +248,7 @@ class ModelRunner:
             StepOutOfMemoryError: the device has no memory for it. Other sequences than those of the
                 step are unharmed, and steps in flight go on.
         """
-        self._sampler.admit(schedule.admissions)
+        self._sampler.admit(schedule.new_requests)
         results = with_memory(schedule, self.device, partial(self._run_forward, schedule))
         self._launched = schedule, results
 

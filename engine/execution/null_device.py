@@ -79,8 +79,8 @@ class NullRunner:
 
     def forward(self, schedule: SchedulerOutput) -> None:
         """Launch the forward pass of a step with at least one row, without waiting for it."""
-        self._sampler.admit(schedule.admissions)
-        self._seeds[schedule.admissions.slots] = schedule.admissions.seeds
+        self._sampler.admit(schedule.new_requests)
+        self._seeds[schedule.new_requests.slots] = schedule.new_requests.seeds
         slot_writes(schedule, self._tables, schedule.num_rows).apply()
         self._schedule = schedule
 

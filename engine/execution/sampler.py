@@ -139,12 +139,12 @@ class Sampler:
         """The tensors on the device that `sample` changes, beside the tables, by name."""
         return self._counts._asdict()
 
-    def admit(self, admissions: NewRequestData) -> None:
+    def admit(self, new_requests: NewRequestData) -> None:
         """Give slots to sequences: new ones, or ones that resume after a preemption."""
-        slots = admissions.slots
-        self._features[slots] = admissions.features
-        self._min_tokens[slots] = admissions.min_tokens
-        self._num_top_logprobs[slots] = admissions.num_top_logprobs.clip(max=self._vocab_size)
+        slots = new_requests.slots
+        self._features[slots] = new_requests.features
+        self._min_tokens[slots] = new_requests.min_tokens
+        self._num_top_logprobs[slots] = new_requests.num_top_logprobs.clip(max=self._vocab_size)
 
     def plan(self, schedule: SchedulerOutput, sampling: SamplingBatch) -> SamplePlan:
         """Plan the sampling of the first rows of `schedule`, up to the last that wants a token."""

@@ -149,4 +149,4 @@ def test_the_device_is_told_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
             slots = schedule.forced.slots
             assert len(np.unique(slots)) == len(slots)
             assert np.isin(slots, schedule.slots).all()
-            assert not np.isin(slots, schedule.admissions.slots).any()
+            assert not np.isin(slots, schedule.new_requests.slots).any()

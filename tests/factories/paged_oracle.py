@@ -224,20 +224,20 @@ class PagedOracle:
 
     def _write(self, schedule: SchedulerOutput) -> None:
         """Change the slots as the schedule says, and compare them with the scheduler's requests."""
-        admissions, blocks = schedule.admissions, schedule.block_writes
-        assert set(admissions.slots) <= set(blocks.slots) <= set(schedule.slots)
-        for item, slot in enumerate(admissions.slots.tolist()):
+        new_requests, blocks = schedule.new_requests, schedule.block_writes
+        assert set(new_requests.slots) <= set(blocks.slots) <= set(schedule.slots)
+        for item, slot in enumerate(new_requests.slots.tolist()):
             self._slots[slot] = Slot(
-                index=int(admissions.seeds[item]) % SEEDS_PER_REQUEST,
-                num_prompt_tokens=int(admissions.num_prompt_tokens[item]),
-                max_tokens=int(admissions.max_tokens[item]),
-                stop_token_ids=set(admissions.stop_token_ids[item].tolist()),
-                token_ids=admissions.token_ids[item].tolist(),
+                index=int(new_requests.seeds[item]) % SEEDS_PER_REQUEST,
+                num_prompt_tokens=int(new_requests.num_prompt_tokens[item]),
+                max_tokens=int(new_requests.max_tokens[item]),
+                stop_token_ids=set(new_requests.stop_token_ids[item].tolist()),
+                token_ids=new_requests.token_ids[item].tolist(),
                 tables=[[] for _ in self.windows],
-                num_computed_tokens=int(admissions.num_computed_tokens[item]),
+                num_computed_tokens=int(new_requests.num_computed_tokens[item]),
                 num_candidates=(
-                    int(admissions.num_top_logprobs[item])
-                    if admissions.features[item] & BEAM
+                    int(new_requests.num_top_logprobs[item])
+                    if new_requests.features[item] & BEAM
                     else 0
                 ),
                 drafts=[],
