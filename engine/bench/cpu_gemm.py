@@ -27,7 +27,7 @@ _TURNS = 3
 _LEAST_S = 0.2  # of a turn
 _MOST_COLD_ROWS = 64  # above, multiplying takes longer than reading
 
-Rates = dict[str, dict[int, float]]  # operations per second, by form and rows
+Rates = dict[str, dict[int, float]]  # operations per second, by backend and rows
 
 
 def _plain(weight: Tensor) -> nn.Module:
@@ -45,7 +45,7 @@ def _others(weight: Tensor, gated: bool, *, make: Callable[[Tensor], nn.Module])
     return Gated(make(weight), "silu") if gated else make(weight)
 
 
-FORMS: dict[str, Callable[[Tensor, bool], nn.Module]] = {
+BACKENDS: dict[str, Callable[[Tensor, bool], nn.Module]] = {
     "ours bf16": partial(_ours, int8=False),
     "F.linear bf16": partial(_others, make=_plain),
     "oneDNN bf16, packed": partial(_others, make=lambda weight: OneDnnLinear(weight, None)),
@@ -55,7 +55,7 @@ FORMS: dict[str, Callable[[Tensor, bool], nn.Module]] = {
 
 
 def measure(shape: Shape, rows: Sequence[int]) -> Rates:
-    """Return the best rates of a layer's GEMMs; the forms take turns, as machines drift."""
+    """Return the best rates of a layer's GEMMs; the backends take turns, as machines drift."""
     flops = 2 * shape.layer_parameters // shape.layers  # per token
     num_layers = max(1, _WEIGHT_BYTES // flops)
     modules = {
@@ -64,15 +64,15 @@ def measure(shape: Shape, rows: Sequence[int]) -> Rates:
             for _ in range(num_layers)
             for part, (outputs, inputs) in shape.projections.items()
         ]
-        for name, make in FORMS.items()
+        for name, make in BACKENDS.items()
     }
-    rates: Rates = {name: dict.fromkeys(rows, 0.0) for name in FORMS}
+    rates: Rates = {name: dict.fromkeys(rows, 0.0) for name in BACKENDS}
     for count in rows:
         some = num_layers if count <= _MOST_COLD_ROWS else 1
         given = {
             each: torch.randn(count, each).bfloat16() for _, each in shape.projections.values()
         }
-        for name in [*FORMS] * _TURNS:
+        for name in [*BACKENDS] * _TURNS:
             layers = modules[name][: some * len(shape.projections)]
             seconds = min(timed(partial(_run, layers, given), _LEAST_S).times) / some
             rates[name][count] = max(rates[name][count], count * flops / seconds)

@@ -323,9 +323,9 @@ class RequestFactory:
 
     def _bad_words(self, words: Iterable[str]) -> BadWords | None:
         """A word is one sequence of tokens at the start of a line and another after a space."""
-        forms = (form for word in words for form in (word, " " + word.lstrip(" ")))
+        spellings = (spelling for word in words for spelling in (word, " " + word.lstrip(" ")))
         encode = partial(self._tokenizer.encode, add_special_tokens=False, field="bad_words")
-        sequences = dict.fromkeys(tuple(encode(form)) for form in forms)
+        sequences = dict.fromkeys(tuple(encode(spelling)) for spelling in spellings)
         # A word that ends with a token that the model does not have cannot be produced.
         possible = [ids for ids in sequences if ids and ids[-1] < self._vocab_size]
         return BadWords(possible) if possible else None

@@ -21,7 +21,7 @@ from engine.text.chat_parameters import (
     reasoning_switches,
     spelled_out,
 )
-from engine.text.content_forms import TOOL, in_forms
+from engine.text.content_formats import TOOL, in_formats
 from engine.text.plain_turns import (
     alternating_turns,
     plain_turns,
@@ -200,7 +200,7 @@ def _prompt(
 
     try:
         return tokenizer.apply_chat_template(
-            in_forms(messages, tokenizer.content_forms),
+            in_formats(messages, tokenizer.content_formats),
             tools=[dict(tool) for tool in parameters.tools] or None,
             add_generation_prompt=parameters.add_generation_prompt,
             continue_final_message=parameters.continue_final_message,
@@ -224,7 +224,7 @@ def _usable_parameters(tokenizer: Tokenizer, parameters: ChatParameters) -> Chat
     def failure(tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
         try:
             tokenizer.apply_chat_template(
-                in_forms(_PLAIN, tokenizer.content_forms),
+                in_formats(_PLAIN, tokenizer.content_formats),
                 tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=True,
                 **kwargs,

@@ -80,8 +80,8 @@ def draw(workload: Workload, source: PromptSource, seed: str) -> Plan:
         beginning = source.words(f"{seed}/shared", workload.shared)
 
         def turn(number: int, index: int) -> Turn:
-            if workload.question:
-                text = workload.question.replace("{n}", str(number))
+            if workload.prompt_text:
+                text = workload.prompt_text.replace("{n}", str(number))
                 return source.encode(text, workload.output.draw(generator))
             lengths = (workload.prompt.draw(generator), workload.output.draw(generator))
             return source.turn(f"{seed}/{number}/{index}", *lengths, beginning)

@@ -152,7 +152,7 @@ def _torch_norm(norm: Any, inputs: tuple[Tensor, ...], parameters: list[Tensor])
     return (out, total) if len(inputs) > 1 else out
 
 
-_FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
+_CASES: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
     *(
         (kind, name, partial(_norm, kind=kind, add=name == "add"), {"models": MODELS[:1]})
         for kind in ("rms_norm", "layer_norm")
@@ -179,6 +179,6 @@ _FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
 )
 CASES = [
     case
-    for operation, name, build, some in _FORMS
+    for operation, name, build, some in _CASES
     for case in by_tokens(operation, name, build, **some)
 ]

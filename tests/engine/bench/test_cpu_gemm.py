@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.bench import cpu_gemm
-from engine.bench.cpu_gemm import FORMS, main, table
+from engine.bench.cpu_gemm import BACKENDS, main, table
 from engine.bench.kernels.shapes import TINY
 from engine.layers.linear.onednn import can_pack
 from tests.factories.forms import in_panels
@@ -16,14 +16,14 @@ needs_both = pytest.mark.skipif(
 
 
 def test_rates_and_ratios() -> None:
-    rates = dict(zip(FORMS, (6e9, 2e9, 3e9, 12e9, 5e9), strict=True))
+    rates = dict(zip(BACKENDS, (6e9, 2e9, 3e9, 12e9, 5e9), strict=True))
     lines = table(TINY, {name: {1024: rate} for name, rate in rates.items()}).splitlines()
     cells = [cell.strip() for cell in lines[-1].split("|")[1:-1]]
     assert cells == ["1,024", "6", "2", "3", "12", "5", "2.00", "2.00"]
 
 
 @needs_both
-def test_all_forms_are_measured(
+def test_all_backends_are_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flops = 2 * TINY.layer_parameters // TINY.layers
@@ -31,7 +31,7 @@ def test_all_forms_are_measured(
     monkeypatch.setattr(cpu_gemm, "_LEAST_S", 0.02)
     main(["--models", "tiny", "--rows", "100,1"])
     lines = capsys.readouterr().out.splitlines()
-    assert all(name in lines[3] for name in FORMS)
+    assert all(name in lines[3] for name in BACKENDS)
     assert [line.split()[1] for line in lines[5:]] == ["100", "1"]
 
 
