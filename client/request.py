@@ -223,8 +223,8 @@ def _int32(name: str, value: int) -> Tensor:
 def _int32s(name: str, values: Sequence[int]) -> Tensor:
     try:
         content = struct.pack(f"<{len(values)}i", *values)
-    except struct.error:  # the first that is none is told by its place
-        each = (_int32(f"{name}[{place}]", value) for place, value in enumerate(values))
+    except struct.error:  # names the index of the first that is none
+        each = (_int32(f"{name}[{index}]", value) for index, value in enumerate(values))
         content = b"".join(tensor.content for tensor in each)
     return Tensor(name, "INT32", content, len(values))
 

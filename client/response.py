@@ -61,14 +61,14 @@ def read_tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any
 
 
 def _strings(raw: bytes) -> list[bytes]:
-    strings, place = [], 0
-    while place < len(raw):
-        (length,) = _LENGTH.unpack_from(raw, place)
-        place += _LENGTH.size
-        if place + length > len(raw):
-            raise ValueError(f"a string of {length} bytes where {len(raw) - place} are left")
-        strings.append(raw[place : place + length])
-        place += length
+    strings, offset = [], 0
+    while offset < len(raw):
+        (length,) = _LENGTH.unpack_from(raw, offset)
+        offset += _LENGTH.size
+        if offset + length > len(raw):
+            raise ValueError(f"a string of {length} bytes where {len(raw) - offset} are left")
+        strings.append(raw[offset : offset + length])
+        offset += length
     return strings
 
 

@@ -16,7 +16,7 @@ _TOO_DEEP = f"is nested too deeply: at most {MAX_DEPTH} objects and lists may be
 
 def parse_json(
     content: str | bytes,
-    place: str,
+    source: str,
     error: Callable[[str], Exception],
     *,
     finite: bool = False,
@@ -24,7 +24,7 @@ def parse_json(
     """Return the value that `content` is, in UTF-8.
 
     Args:
-        place: the field or file that it comes from, with which the text of an error begins; "" if
+        source: the field or file that it comes from, with which the text of an error begins; "" if
             somebody else says that.
         error: makes what is raised: content that is no JSON, or nested deeper than `MAX_DEPTH`.
         finite: refuse NaN and Infinity, which Python takes for JSON.
@@ -33,15 +33,15 @@ def parse_json(
         text = content if isinstance(content, str) else content.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse_constant if finite else None)
     except RecursionError:
-        raise error(_at(place, _TOO_DEEP)) from None
+        raise error(_at(source, _TOO_DEEP)) from None
     except ValueError as problem:
-        raise error(_at(place, f"is not valid JSON: {problem}")) from None
+        raise error(_at(source, f"is not valid JSON: {problem}")) from None
     if _is_deep(value):
-        raise error(_at(place, _TOO_DEEP))
+        raise error(_at(source, _TOO_DEEP))
     return value
 
 
-def parse_json_fields(text: str, place: str, error: Callable[[str], Exception]) -> dict[str, Any]:
+def parse_json_fields(text: str, source: str, error: Callable[[str], Exception]) -> dict[str, Any]:
     """Return the object that `text` is; as `parse_json`, several times faster.
 
     Python's JSON of numbers that are none, or too large, is refused.
@@ -49,13 +49,13 @@ def parse_json_fields(text: str, place: str, error: Callable[[str], Exception]) 
     try:
         fields = msgspec.json.decode(text, type=dict[str, Any])
     except RecursionError:
-        raise error(_at(place, _TOO_DEEP)) from None
+        raise error(_at(source, _TOO_DEEP)) from None
     except msgspec.ValidationError as problem:
-        raise error(_at(place, f"must be a JSON object: {problem}")) from None
+        raise error(_at(source, f"must be a JSON object: {problem}")) from None
     except (ValueError, UnicodeError) as problem:
-        raise error(_at(place, f"is not valid JSON: {problem}")) from None
+        raise error(_at(source, f"is not valid JSON: {problem}")) from None
     if _is_deep(fields):
-        raise error(_at(place, _TOO_DEEP))
+        raise error(_at(source, _TOO_DEEP))
     return fields
 
 
@@ -74,8 +74,8 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-def _at(place: str, problem: str) -> str:
-    return f"{place}: {problem}" if place else problem
+def _at(source: str, problem: str) -> str:
+    return f"{source}: {problem}" if source else problem
 
 
 def _refuse_constant(name: str) -> NoReturn:

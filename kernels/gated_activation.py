@@ -45,8 +45,8 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     check_last_stride("gate_up", gate_up)
     if not device.runs_triton(gate_up):
         if (fast := cpu.fast_operations(gate_up)) is not None:
-            product: Tensor = fast.gated_activation(gate_up, ACTIVATIONS[activation])
-            return product
+            gated: Tensor = fast.gated_activation(gate_up, ACTIVATIONS[activation])
+            return gated
         return reference(gate_up, activation).to(gate_up.dtype)
     size = gate_up.shape[-1] // 2
     flat = gate_up.reshape(-1, 2 * size)

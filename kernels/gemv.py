@@ -1,4 +1,4 @@
-"""Product of one row with a weight, alone and with the gated activation in its epilogue.
+"""GEMV: one row times a weight, alone and with the gated activation in its epilogue.
 
 A step of one sequence multiplies one row by every weight of the model: it is bound by reading them,
 and most weights of small models are read in less time than a product's launch and its prologue
@@ -63,9 +63,9 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: Act
 def reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: Activation | None = None
 ) -> Tensor:
-    """Return the product, and its gated activation, in float32."""
-    product = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    return product if activation is None else gated_reference(product, activation)
+    """Return the row times the weight, and its gated activation, in float32."""
+    result = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    return result if activation is None else gated_reference(result, activation)
 
 
 def _is_one_row(x: Tensor, weight: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Product of activations and a weight whose rows do not depend on each other, to the last bit.
+"""Batch-invariant matmul: a row's result does not depend on the other rows, to the last bit.
 
 A library chooses among kernels, tiles and splits of the depth by the number of rows; here all of
 that is fixed by the weight. A tile of the result is summed by one program in the order of the depth
@@ -59,8 +59,8 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None, *, wide: bool = False
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return the product in float32."""
-    product = x.float() @ weight.float().t()
-    return product if bias is None else product + bias.float()
+    result = x.float() @ weight.float().t()
+    return result if bias is None else result + bias.float()
 
 
 # Not specialised on the number of rows: another batch must not recompile.
@@ -87,8 +87,8 @@ def _kernel(
     for i_tile in range(tl.program_id(0), tiles_m * TILES_N, tl.num_programs(0)):
         i_band = i_tile // (BAND * TILES_N)
         height = tl.minimum(tiles_m - i_band * BAND, BAND)
-        i_place = i_tile % (BAND * TILES_N)
-        i_m, i_n = i_band * BAND + i_place % height, i_place // height
+        i_in_band = i_tile % (BAND * TILES_N)
+        i_m, i_n = i_band * BAND + i_in_band % height, i_in_band // height
         o_m = i_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         o_n = i_n * BLOCK_N + tl.arange(0, BLOCK_N)
         o_k = tl.arange(0, BLOCK_K)

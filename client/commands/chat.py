@@ -89,8 +89,8 @@ class Chat:
             self._console.print()
             return None
 
-    def _answer(self, question: str) -> None:
-        messages = [*self._messages, {"role": "user", "content": question}]
+    def _answer(self, prompt: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": prompt}]
         answer = Answer()
         asked: CommonRequestOptions = {
             **self._sampling,
@@ -104,7 +104,7 @@ class Chat:
             self._note(f"stopped; {answer.figures}")
         except TridentClientError as error:
             self._error(str(error))
-            return  # the question did not happen
+            return  # the turn did not happen
         else:
             self._note(answer.figures)
         if answer.text or answer.reasoning:

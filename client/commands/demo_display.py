@@ -16,12 +16,12 @@ _WIDE = 150  # columns of a terminal that has room for four panels side by side
 
 
 @dataclass
-class Question:
-    """One question of the demo and the state of its answer.
+class DemoRequest:
+    """One request of the demo and the state of its answer.
 
     Attributes:
         number: from 1.
-        text: the question.
+        text: the prompt.
         answer: the answer so far.
         num_tokens: tokens in it.
         problem: why it failed; empty if it did not.
@@ -37,7 +37,7 @@ class Question:
     _ended: float | None = None
 
     def start(self) -> None:
-        """Note that the question is sent now."""
+        """Note that the request is sent now."""
         self._started = time.perf_counter()
 
     def add(self, chunk: Chunk) -> bool:
@@ -79,37 +79,37 @@ class Question:
         return self.num_tokens / (ended - sent) if ended > sent else 0.0
 
 
-def frame(questions: Sequence[Question], size: ConsoleDimensions) -> RenderableType:
+def frame(requests: Sequence[DemoRequest], size: ConsoleDimensions) -> RenderableType:
     """Return one picture of the answers as far as they are, that fits into the terminal."""
-    rows = -(-len(questions) // _num_columns(size.width))
+    rows = -(-len(requests) // _num_columns(size.width))
     num_lines = max(2, min(4, (size.height - 3) // rows - 2))
-    done = sum(each.ended for each in questions)
-    tokens = sum(each.num_tokens for each in questions)
-    status = f"{done} of {len(questions)} answered, {tokens} tokens, {_total_rate(questions):.0f}/s"
-    return Group(_grid(questions, size.width, num_lines), Text(f" {status}", style="dim"))
+    done = sum(each.ended for each in requests)
+    tokens = sum(each.num_tokens for each in requests)
+    status = f"{done} of {len(requests)} answered, {tokens} tokens, {_total_rate(requests):.0f}/s"
+    return Group(_grid(requests, size.width, num_lines), Text(f" {status}", style="dim"))
 
 
-def answers(questions: Sequence[Question], width: int) -> RenderableType:
+def answers(requests: Sequence[DemoRequest], width: int) -> RenderableType:
     """Return all answers in full."""
-    return _grid(questions, width, None)
+    return _grid(requests, width, None)
 
 
-def figures(questions: Sequence[Question], width: int) -> Table:
-    """Return the table of times and rates, per question and in total, `width` columns at most."""
-    first, last = _total_span(questions)
-    slowest = max((each.ttft for each in questions if each.ttft is not None), default=0.0)
+def figures(requests: Sequence[DemoRequest], width: int) -> Table:
+    """Return the table of times and rates, per request and in total, `width` columns at most."""
+    first, last = _total_span(requests)
+    slowest = max((each.ttft for each in requests if each.ttft is not None), default=0.0)
     totals = {
         "first token": f"<= {slowest:.3f} s",
-        "tokens": str(sum(each.num_tokens for each in questions)),
+        "tokens": str(sum(each.num_tokens for each in requests)),
         "time": f"{last - first:.2f} s",
-        "tokens/s": f"{_total_rate(questions):.1f}",
+        "tokens/s": f"{_total_rate(requests):.1f}",
     }
     table = Table(box=box.SIMPLE_HEAD, show_footer=True, padding=(0, 1), pad_edge=False)
     table.add_column("#", justify="right", style="dim", no_wrap=True)
     table.add_column("question", "all at once", no_wrap=True, overflow="crop", max_width=width - 52)
     for name, total in totals.items():
         table.add_column(name, total, justify="right", no_wrap=True)
-    for each in questions:
+    for each in requests:
         sent, ended = each.span
         table.add_row(
             str(each.number),
@@ -123,28 +123,28 @@ def figures(questions: Sequence[Question], width: int) -> Table:
     return table
 
 
-def _total_span(questions: Sequence[Question]) -> tuple[float, float]:
-    spans = [each.span for each in questions]
+def _total_span(requests: Sequence[DemoRequest]) -> tuple[float, float]:
+    spans = [each.span for each in requests]
     return min(sent for sent, _ in spans), max(ended for _, ended in spans)
 
 
-def _total_rate(questions: Sequence[Question]) -> float:
-    first, last = _total_span(questions)
-    return sum(each.num_tokens for each in questions) / (last - first) if last > first else 0.0
+def _total_rate(requests: Sequence[DemoRequest]) -> float:
+    first, last = _total_span(requests)
+    return sum(each.num_tokens for each in requests) / (last - first) if last > first else 0.0
 
 
 def _num_columns(width: int) -> int:
     return 4 if width >= _WIDE else 2
 
 
-def _grid(questions: Sequence[Question], width: int, num_lines: int | None) -> Table:
+def _grid(requests: Sequence[DemoRequest], width: int, num_lines: int | None) -> Table:
     """Return panels side by side with the last `num_lines` of each answer, or with all of it."""
     columns = _num_columns(width)
     grid = Table.grid(expand=True)
     for _ in range(columns):
         grid.add_column(ratio=1)
-    for start in range(0, len(questions), columns):
-        row = questions[start : start + columns]
+    for start in range(0, len(requests), columns):
+        row = requests[start : start + columns]
         texts = [_lines(each, width // columns - 4) for each in row]
         height = num_lines or max(len(lines) for lines in texts)
         grid.add_row(
@@ -153,29 +153,29 @@ def _grid(questions: Sequence[Question], width: int, num_lines: int | None) -> T
     return grid
 
 
-def _lines(question: Question, width: int) -> list[Text]:
+def _lines(request: DemoRequest, width: int) -> list[Text]:
     """Return the answer, or its error, in lines of `width` cells."""
-    if question.problem:
-        text = Text(question.problem, style="red")
+    if request.problem:
+        text = Text(request.problem, style="red")
     else:
-        text = Text(question.answer.strip() or "...")
+        text = Text(request.answer.strip() or "...")
     return list(text.wrap(Console(width=width), width))
 
 
-def _panel(question: Question, lines: Sequence[Text], height: int) -> Panel:
-    style = "red" if question.problem else "green" if question.ended else "yellow"
+def _panel(request: DemoRequest, lines: Sequence[Text], height: int) -> Panel:
+    style = "red" if request.problem else "green" if request.ended else "yellow"
     return Panel(
         Text("\n").join(lines),
-        title=Text(question.text, style="bold", overflow="crop"),
+        title=Text(request.text, style="bold", overflow="crop"),
         title_align="left",
-        subtitle=Text(_subtitle(question), style="dim"),
+        subtitle=Text(_subtitle(request), style="dim"),
         subtitle_align="right",
         border_style=style,
         height=height + 2,
     )
 
 
-def _subtitle(question: Question) -> str:
-    if question.ttft is None:
+def _subtitle(request: DemoRequest) -> str:
+    if request.ttft is None:
         return "waiting"
-    return f"first {question.ttft:.2f} s, {question.num_tokens} tokens, {question.rate:.0f}/s"
+    return f"first {request.ttft:.2f} s, {request.num_tokens} tokens, {request.rate:.0f}/s"

@@ -55,15 +55,15 @@ def command(
     text = _prompt(prompt)
     # A request would be tried again while the server is away; this says at once what is wrong.
     client.health(_HEALTH_TIMEOUT_S if timeout is None else min(timeout, _HEALTH_TIMEOUT_S))
-    question = sampling_options(max_tokens, temperature, seed, stop)
-    question["timeout"] = timeout
+    options = sampling_options(max_tokens, temperature, seed, stop)
+    options["timeout"] = timeout
     if chat:
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": text})
-        question["messages"], question["return_sections"] = messages, True
-        chunks = client.stream(**question)
+        options["messages"], options["return_sections"] = messages, True
+        chunks = client.stream(**options)
     else:
-        chunks = client.stream(text, **question)
+        chunks = client.stream(text, **options)
     with contextlib.closing(chunks):
         Answer().print(chunks, Console())
 

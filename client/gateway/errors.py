@@ -188,12 +188,12 @@ def fault_of(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return the first of pydantic's errors."""
     fault = errors[0]
     # In angle brackets: which of several types the value was taken for.
-    place = [each for each in fault["loc"] if not str(each).startswith("<")]
-    if place and place[0] in ("body", "query", "path"):
-        del place[0]
-    if not place:
+    path = [each for each in fault["loc"] if not str(each).startswith("<")]
+    if path and path[0] in ("body", "query", "path"):
+        del path[0]
+    if not path:
         return ApiError("the body must be a JSON object")
-    param = str(place[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place[1:])
+    param = str(path[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path[1:])
     unknown = fault["type"] == "extra_forbidden"
     text = "unknown field" if unknown else str(fault["msg"]).removeprefix("Value error, ")
     return ApiError(text, param=param, code=_CODES.get(fault["type"], "invalid_value"))

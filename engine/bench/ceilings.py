@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Measurement, Timer
 
-from engine.layers.linear.int8 import Int8Product
+from engine.layers.linear.int8 import Int8Gemm
 from engine.layers.linear.onednn import can_pack
 
 _BYTES = 256 * 2**20  # larger than all caches
@@ -80,13 +80,13 @@ def _cpu() -> dict[str, float]:
     dtype = torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
     a, b = (torch.randn(_SIZE, _SIZE).to(dtype) for _ in range(2))
     weight = torch.randint(-127, 128, (_SIZE, _SIZE), dtype=torch.int8)
-    product = Int8Product(weight, torch.ones(_SIZE))
+    gemm = Int8Gemm(weight, torch.ones(_SIZE))
     x = torch.randint(0, 256, (_SIZE, _SIZE), dtype=torch.uint8)
     flops = 2 * _SIZE**3
     return {
         "read": _BYTES / _fastest(numbers.sum),
         "bf16": flops / _fastest(partial(torch.mm, a, b)),
-        "int8": flops / _fastest(partial(product, x, torch.float32)),
+        "int8": flops / _fastest(partial(gemm, x, torch.float32)),
     }
 
 

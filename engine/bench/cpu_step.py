@@ -129,12 +129,12 @@ class CpuStep(Steps):
     ) -> Parts:
         shape, rate = self._shape, "int8" if self._quantization else "bf16"
 
-        def product(size: int, weight_bytes: float, rows: int) -> float:
+        def gemm(size: int, weight_bytes: float, rows: int) -> float:
             return floors.bound(weight_bytes * size, 2 * rows * size, limits, rate)
 
         weight_bytes = _WEIGHT_BYTES[self._quantization]
         found = {
-            name: product(shape.layers * outputs * inputs, weight_bytes, rows)
+            name: gemm(shape.layers * outputs * inputs, weight_bytes, rows)
             for name, (outputs, inputs) in shape.projections.items()
         }
         found["attention"] = floors.bound(
@@ -142,7 +142,7 @@ class CpuStep(Steps):
         )
         if sampled:
             head_bytes = 1 if self._quantization else 2
-            found["lm_head"] = product(shape.head_parameters, head_bytes, sampled)
+            found["lm_head"] = gemm(shape.head_parameters, head_bytes, sampled)
         return found
 
     def _steps(self, count: int) -> tuple[float, Parts]:

@@ -30,10 +30,8 @@ def step_seconds(
         pairs: of a query and a key that it sees.
     """
     layers, head = shape.layer_parameters, shape.head_parameters
-    products = bound(2 * (layers + head), 2 * (layers * rows + head * sampled), ceilings)
-    return products + bound(
-        shape.kv_bytes_per_token * keys, shape.attention_flops * pairs, ceilings
-    )
+    gemms = bound(2 * (layers + head), 2 * (layers * rows + head * sampled), ceilings)
+    return gemms + bound(shape.kv_bytes_per_token * keys, shape.attention_flops * pairs, ceilings)
 
 
 def decode_seconds(shape: Shape, batch: int, tokens: int, ceilings: Ceilings) -> float:

@@ -107,8 +107,8 @@ class HostSteps(Steps):
     def measure(self, case: str, rows: int) -> dict[str, float]:
         """Return the CPU seconds per step, by part."""
         steps = min(_MOST_STEPS, max(_LEAST_STEPS, _ROWS_MEASURED // rows))
-        for place in range(rows):
-            self._add(case, place + 1, rows)
+        for number in range(rows):
+            self._add(case, number + 1, rows)
         for _ in range(_WARM_UP_STEPS):
             self._step(case, rows)
         self._clock.seconds.clear()
@@ -123,11 +123,11 @@ class HostSteps(Steps):
         for _ in range(rows - len(self.core.scheduler.unfinished)):
             self._add(case, rows, rows)
 
-    def _add(self, case: str, place: int, rows: int) -> None:
+    def _add(self, case: str, number: int, rows: int) -> None:
         """Add a request: the first ones end, or cross the border of a block, in turns."""
-        length, max_tokens = 1 + place % 16, _ENDLESS
+        length, max_tokens = 1 + number % 16, _ENDLESS
         if case == "arrivals":
-            length, max_tokens = _TOKENS, -(-_TOKENS * place // rows)
+            length, max_tokens = _TOKENS, -(-_TOKENS * number // rows)
         prompt = self._random.choices(range(100, 1000), k=length)
         params = {"max_tokens": max_tokens, "ignore_eos": True, **_PARAMS.get(case, {})}
         self.ask(prompt, **params)

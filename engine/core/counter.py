@@ -17,11 +17,11 @@ class _Counted(Protocol):
 class Counter:
     """An attribute of `Request` that is one of its `counters`."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self, index: int) -> None:
+        self._index = index
 
     def __get__(self, request: _Counted, owner: type[_Counted]) -> int:
-        return int(request.counters[self._place])
+        return int(request.counters[self._index])
 
     def __set__(self, request: _Counted, value: int) -> None:
-        request.counters[self._place] = value
+        request.counters[self._index] = value

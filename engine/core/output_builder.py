@@ -60,8 +60,8 @@ class OutputBuilder:
             slots, starts, num_new = slots[is_due], starts[is_due], num_new[is_due]
         states.num_released_tokens[slots] += num_new
         owners, ends = slots.repeat(num_new), num_new.cumsum()
-        places = np.arange(len(owners)) + (starts + num_new - ends).repeat(num_new)
-        token_ids = states.token_ids[owners, places]
+        positions = np.arange(len(owners)) + (starts + num_new - ends).repeat(num_new)
+        token_ids = states.token_ids[owners, positions]
         skips_special_tokens = states.skips_special_tokens[slots]
         opens_window = self._opens_window[skips_special_tokens, token_ids[ends - 1]]
         for i in (~opens_window).nonzero()[0].tolist():
@@ -115,9 +115,9 @@ class OutputBuilder:
         request.num_released_tokens = end
         if finish is None:
             self._set_window(request, self._window_after(request, window_ids, new_ids))
-        place: tuple[int, int] = (0, 0)
+        parser_state: tuple[int, int] = (0, 0)
         if output.sections is not None and request.sampling_params.return_sections:
-            place = output.sections.take_place()
+            parser_state = output.sections.take_parser_state()
         logprobs = None
         if request.sampling_params.logprobs is not None:
             logprobs = output.logprobs[: len(new_ids)]
@@ -140,7 +140,7 @@ class OutputBuilder:
             cumulative_logprob=None if logprobs is None else output.cumulative_logprob,
             stats=None if finish is None else _stats(request),
             omit_stop_token=finish is not None and finish.omit_stop_token,
-            place=place,
+            parser_state=parser_state,
             prompt_logprobs=prompt_logprobs,
             embedding=None if output.hidden is None else _embedding(output.hidden),
         )

@@ -27,8 +27,8 @@ from engine.request.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.after_reasoning import after_reasoning
 from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.reader import place_after_prompt
-from engine.text.output_parsing.splitter import Place
+from engine.text.output_parsing.reader import state_after_prompt
+from engine.text.output_parsing.splitter import ParserState
 from engine.text.output_parsing.tracker import SectionTracker
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
@@ -171,15 +171,17 @@ class RequestFactory:
         eos = frozenset() if ignores_eos else self._eos_token_ids
         stop_token_ids = eos | frozenset(params.stop_token_ids)
         bad_words = self._bad_words(params.bad_words)
-        place, budget = None, params.thinking_token_budget
+        parser_state, budget = None, params.thinking_token_budget
         if params.return_sections or budget is not None:
-            place = place_after_prompt(self._section_format, self._detokenizer, prompt.tolist())
+            parser_state = state_after_prompt(
+                self._section_format, self._detokenizer, prompt.tolist()
+            )
             if (spec := params.structured_outputs) is not None:
-                spec = after_reasoning(spec, self._section_format, place)
+                spec = after_reasoning(spec, self._section_format, parser_state)
                 params = params.model_copy(update={"structured_outputs": spec})
         new_sequence = _sequences(params, max_tokens, stop_token_ids)
         trackers = [
-            None if place is None else self._sections(window, place, params)
+            None if parser_state is None else self._sections(window, parser_state, params)
             for _ in range(params.num_sequences)
         ]
         requests = [
@@ -308,20 +310,22 @@ class RequestFactory:
             skip_special_tokens=params.skip_special_tokens,
         )
 
-    def _sections(self, window: list[int], place: Place, params: SamplingParams) -> SectionTracker:
+    def _sections(
+        self, window: list[int], parser_state: ParserState, params: SamplingParams
+    ) -> SectionTracker:
         return SectionTracker(
             self._section_format,
             self._detokenizer,
             window,
-            place,
+            parser_state,
             skip_special_tokens=params.skip_special_tokens,
         )
 
     def _bad_words(self, words: Iterable[str]) -> BadWords | None:
         """A word is one sequence of tokens at the start of a line and another after a space."""
-        forms = (form for word in words for form in (word, " " + word.lstrip(" ")))
+        spellings = (spelling for word in words for spelling in (word, " " + word.lstrip(" ")))
         encode = partial(self._tokenizer.encode, add_special_tokens=False, field="bad_words")
-        sequences = dict.fromkeys(tuple(encode(form)) for form in forms)
+        sequences = dict.fromkeys(tuple(encode(spelling)) for spelling in spellings)
         # A word that ends with a token that the model does not have cannot be produced.
         possible = [ids for ids in sequences if ids and ids[-1] < self._vocab_size]
         return BadWords(possible) if possible else None

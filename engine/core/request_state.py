@@ -17,9 +17,9 @@ class RequestKV:
     """Where the KV of a sequence is; written by the KV cache manager only.
 
     Attributes:
-        tables: its block table in each group of layers: a block per place, or the null block, where
-            all tokens are behind the group's window.
-        num_dropped: in each group, leading places whose block has been given back.
+        tables: its block table in each group of layers: block ids by logical block, and the null
+            block where all tokens are behind the group's window.
+        num_dropped: in each group, leading logical blocks that have been given back.
         block_hashes: content hashes of its full blocks, as far as computed.
         num_committed_blocks: blocks entered in the prefix cache.
         host_tables: host blocks in each group, while its KV is swapped out; -1 for none.
@@ -34,8 +34,8 @@ class RequestKV:
     num_swapped_tokens: int = 0
 
     @property
-    def num_places(self) -> int:
-        """Places that have a block in every group."""
+    def num_blocks(self) -> int:
+        """Number of logical blocks that every group has."""
         return min(map(len, self.tables), default=0)
 
 

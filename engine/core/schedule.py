@@ -108,8 +108,8 @@ class SchedulerOutput:
         num_output_tokens: int32 [B], its output tokens before the one to be sampled; negative for a
             chunk that ends within the prompt.
         num_decodes: leading rows with one token.
-        admissions: sequences that get a slot; each has a row.
-        block_writes: changed block tables, those of the admissions included.
+        new_requests: sequences that get a slot; each has a row.
+        block_writes: changed block tables, those of the new requests included.
         swap_out: int32 [N, 2], block of the device, block of the host to copy it to.
         copies: int32 [N, 2], source and destination; all are read before any is written.
         swap_in: int32 [N, 2], block of the host, block of the device to copy it to.
@@ -125,7 +125,7 @@ class SchedulerOutput:
     wants_token: NDArray[np.bool_]
     num_output_tokens: Int32s
     num_decodes: int
-    admissions: NewRequestData
+    new_requests: NewRequestData
     block_writes: BlockWrites
     swap_out: Int32s
     copies: Int32s
@@ -238,11 +238,11 @@ class SamplerOutput:
     hidden: Float32s | None = None
     drafted: tuple[SamplerOutput, ...] = ()
 
-    def row(self, place: int) -> SamplerOutput:
+    def row(self, index: int) -> SamplerOutput:
         """Return the token of one sequence, without what the step has found of prompts."""
-        one, found = slice(place, place + 1), self.logprobs
+        one, found = slice(index, index + 1), self.logprobs
         if found is not None:
-            which = np.flatnonzero(found.rows == place)
+            which = np.flatnonzero(found.rows == index)
             found = SampledLogprobs(
                 rows=np.zeros_like(which, dtype=np.int32),
                 logprobs=found.logprobs[which],

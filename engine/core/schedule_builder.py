@@ -38,7 +38,7 @@ BlockWrite = tuple[int, int, int, Sequence[int]]
 _Bound = float | NDArray[np.float64]
 
 
-class AdmissionsBuilder:
+class NewRequestDataBuilder:
     """Collects the sequences that get a slot in a step."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class AdmissionsBuilder:
 
     def build(self) -> NewRequestData:
         """Return the columns of the sequences, which are not changed any more."""
-        return self._columns() if self._requests else _NO_ADMISSIONS
+        return self._columns() if self._requests else _NO_NEW_REQUESTS
 
     def _columns(self) -> NewRequestData:
         requests = self._requests
@@ -90,7 +90,7 @@ class ScheduleBuilder:
 
     Attributes:
         num_tokens: of all rows.
-        admissions: sequences that get a slot.
+        new_requests: sequences that get a slot.
         block_writes: changes of block tables, by slot and group.
         swap_out, copies, swap_in: blocks to move before the step.
     """
@@ -101,7 +101,7 @@ class ScheduleBuilder:
         # The first columns of `SchedulerOutput`, in parts.
         self._rows: list[tuple[Int32s, Int32s, NDArray[np.bool_], Int32s]] = []
         self.num_tokens = 0
-        self.admissions = AdmissionsBuilder()
+        self.new_requests = NewRequestDataBuilder()
         self.block_writes: dict[tuple[int, int], BlockWrite] = {}
         self.swap_out: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
@@ -116,7 +116,7 @@ class ScheduleBuilder:
     def rewrite(self, request: Request) -> None:
         """Replace all that the device knows of a running `request`, which has a row in the step."""
         assert request.slot is not None
-        self.admissions.add(request, request.slot, request.num_computed_tokens)
+        self.new_requests.add(request, request.slot, request.num_computed_tokens)
         self.write_blocks(request)
 
     def write_blocks(self, request: Request, starts: Sequence[int] | None = None) -> None:
@@ -161,7 +161,7 @@ class ScheduleBuilder:
             wants_token,
             num_output_tokens,
             num_decodes=num_decodes,
-            admissions=self.admissions.build(),
+            new_requests=self.new_requests.build(),
             block_writes=block_writes([*self.block_writes.values()]),
             swap_out=_block_pairs(self.swap_out),
             copies=_block_pairs(self.copies),
@@ -222,6 +222,6 @@ def _padded_stop_ids(request: Request) -> list[int]:
     return first + [-1] * (MAX_STOP_TOKEN_IDS - len(first))
 
 
-_NO_ADMISSIONS = AdmissionsBuilder()._columns()
+_NO_NEW_REQUESTS = NewRequestDataBuilder()._columns()
 _NO_BLOCK_PAIRS = np.zeros((0, 2), dtype=np.int32)
 _NO_BLOCK_WRITES = BlockWrites(_int32([]), _int32([]), _int32([]), ragged([]))

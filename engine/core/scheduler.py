@@ -150,10 +150,10 @@ class Scheduler:
         num_new = self._admission.chunks(num_left)
         num_new += (num_drafts := self._spec_decode.draft(slots, num_new))
         needs_block = states.num_computed_tokens[slots] + num_new > states.capacity[slots]
-        for place in needs_block.nonzero()[0].tolist():
+        for row in needs_block.nonzero()[0].tolist():
             # The last ones of the step may have been preempted for those before them.
-            if (request := states.requests[slots[place]]) is not None:
-                self._allocate_or_preempt(request, int(num_new[place]), step)
+            if (request := states.requests[slots[row]]) is not None:
+                self._allocate_or_preempt(request, int(num_new[row]), step)
         if self.num_preemptions > num_preemptions:
             runs = states.serial[slots] != FREE
             slots, num_new, num_drafts = slots[runs], num_new[runs], num_drafts[runs]
@@ -331,8 +331,8 @@ class PreemptionPolicy:
         Never one before `wants`: it may have got blocks in the same step, which are copied into
         before it.
         """
-        place = bisect_left(running, self._rank(wants), key=self._rank)
-        return max(running[place:], key=self._key)
+        index = bisect_left(running, self._rank(wants), key=self._rank)
+        return max(running[index:], key=self._key)
 
     def for_newcomer(self, head: Request, running: Sequence[Request]) -> Request | None:
         """Return the sequence to preempt for the next waiting one, `head`; None if there is none.

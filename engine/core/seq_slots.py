@@ -172,7 +172,7 @@ class SeqSlots:
             assert self.requests[slot] is request
             assert np.shares_memory(request.counters, self._counters)
             assert np.shares_memory(request.tokens, self.token_ids[slot])
-            held = request.kv.num_places * self._block_size
+            held = request.kv.num_blocks * self._block_size
             assert request.num_computed_tokens <= held
             assert held - self.capacity[slot] in (0, self._block_size)
             assert self.uid[slot] == request.uid

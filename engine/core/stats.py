@@ -66,9 +66,9 @@ class Histogram:
     def observe_all(self, values: NDArray[np.float64]) -> None:
         """Add an observation of each of `values`."""
         if len(values):
-            places = self._bounds.searchsorted(values)
-            for place, count in enumerate(np.bincount(places).tolist()):
-                self._counts[place] += count
+            buckets = self._bounds.searchsorted(values)
+            for bucket, count in enumerate(np.bincount(buckets).tolist()):
+                self._counts[bucket] += count
             self._sum += float(values.sum())
 
     def take(self) -> HistogramDelta | None:

@@ -48,9 +48,9 @@ class _Rows(NamedTuple):
     serials: NDArray[np.int64]
     is_embedded: NDArray[np.bool_]
 
-    def one(self, place: int) -> _Rows:
-        """Return the row at `place` alone."""
-        part = slice(place, place + 1)
+    def one(self, row: int) -> _Rows:
+        """Return the row at `row` alone."""
+        part = slice(row, row + 1)
         return _Rows(self.slots[part], self.serials[part], self.is_embedded[part])
 
 
@@ -223,25 +223,25 @@ class OutputUpdater:
         # While the grammars follow theirs.
         result = self._take(rows, samples, is_owned & ~follows)
         self._mask_workers.wait()
-        for place, each in drawn.items():
+        for row, each in drawn.items():
             if not each.is_ready:
-                follows[place] = False
-                self._late.append(_Late(rows.one(place), samples.row(place), each))
+                follows[row] = False
+                self._late.append(_Late(rows.one(row), samples.row(row), each))
         result.add_others(self._take(rows, samples, follows))
         return result
 
     def _drawn(
         self, rows: _Rows, samples: SamplerOutput, is_owned: NDArray[np.bool_]
     ) -> dict[int, Drawn]:
-        """Return the tokens that grammars have to follow, by their place in `rows`."""
+        """Return the tokens that grammars have to follow, by their index in `rows`."""
         states, drawn = self._states, {}
-        for place in (is_owned & states.has_grammar[rows.slots]).nonzero()[0].tolist():
-            slot, token_id = int(rows.slots[place]), int(samples.token_ids[place])
-            reason = _FINISH_REASONS[samples.finish_reasons[place]]
+        for row in (is_owned & states.has_grammar[rows.slots]).nonzero()[0].tolist():
+            slot, token_id = int(rows.slots[row]), int(samples.token_ids[row])
+            reason = _FINISH_REASONS[samples.finish_reasons[row]]
             grammar = states.owner(slot).grammar_of(token_id, reason)
             if grammar is not None and grammar.needs_advance(token_id):
-                is_wanted = partial(states.is_owned, slot, int(rows.serials[place]))
-                drawn[place] = Drawn(grammar, token_id, is_wanted)
+                is_wanted = partial(states.is_owned, slot, int(rows.serials[row]))
+                drawn[row] = Drawn(grammar, token_id, is_wanted)
         return drawn
 
     def _are_owned(self, rows: _Rows) -> NDArray[np.bool_]:
@@ -286,16 +286,16 @@ class OutputUpdater:
                 samples.hidden[is_owned[is_embedded]], slots[is_embedded & is_owned], strict=True
             ):
                 states.owner(slot).output.hidden = hidden
-        places = is_owned.nonzero()[0]
-        slots = slots[places]
-        token_ids, ended = samples.token_ids[places], samples.finish_reasons[places]
+        indices = is_owned.nonzero()[0]
+        slots = slots[indices]
+        token_ids, ended = samples.token_ids[indices], samples.finish_reasons[indices]
         # Before the token, because its own KV is computed only if it is not the last.
-        place = states.num_tokens[slots]
-        self._commit(slots, place)
-        states.token_ids[slots, place] = token_ids
-        states.num_tokens[slots] = place + 1
+        position = states.num_tokens[slots]
+        self._commit(slots, position)
+        states.token_ids[slots, position] = token_ids
+        states.num_tokens[slots] = position + 1
         states.num_unread_tokens[slots] -= 1
-        is_first = place == states.num_prompt_tokens[slots]
+        is_first = position == states.num_prompt_tokens[slots]
         gaps = now - states.last_token_time[slots[~is_first]]
         states.last_token_time[slots] = now
         begun = [states.owner(slot) for slot in slots[is_first].tolist()]
@@ -303,7 +303,7 @@ class OutputUpdater:
             request.times.first_token = now
         if samples.logprobs is not None:
             logprobs = token_logprobs(samples)
-            for slot, row in zip(slots.tolist(), places.tolist(), strict=True):
+            for slot, row in zip(slots.tolist(), indices.tolist(), strict=True):
                 if row in logprobs:
                     states.owner(slot).output.add_logprobs(logprobs[row])
         is_examined = (ended != RUNNING) | states.is_watched[slots]
@@ -450,7 +450,7 @@ class PromptScorer:
             self._running = {s: each for s, each in self._running.items() if each[0].slot == s}
         if not self._running:
             return schedule
-        places, token_ids = [], []
+        logits_indices, token_ids = [], []
         row_ends = np.cumsum(schedule.num_tokens)
         for row in np.flatnonzero(np.isin(schedule.slots, list(self._running))).tolist():
             slot, num_tokens = int(schedule.slots[row]), int(schedule.num_tokens[row])
@@ -460,7 +460,7 @@ class PromptScorer:
             assert end - num_tokens <= start, "a token would not be scored"
             if start >= stop:
                 continue  # computed again
-            places.append(np.arange(start, stop) + (row_ends[row] - end))
+            logits_indices.append(np.arange(start, stop) + (row_ends[row] - end))
             token_ids.append(request.token_ids[start + 1 : stop + 1])
             taken.append((scores, stop - start))
             scores.num_scheduled = stop
@@ -469,7 +469,7 @@ class PromptScorer:
         if not taken:
             return schedule
         scored = ScoredTokens(
-            places=np.concatenate(places).astype(np.int32),
+            logits_indices=np.concatenate(logits_indices).astype(np.int32),
             token_ids=np.concatenate(token_ids),
             num_top=max(scores.num_top for scores, _ in taken),
         )

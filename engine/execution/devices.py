@@ -73,11 +73,11 @@ def require_full_precision() -> None:
     By default partial sums of a split bfloat16 or float16 product are rounded to that type before
     they are added.
     """
-    products = torch.backends.cuda.matmul
-    products.allow_bf16_reduced_precision_reduction = False
-    products.allow_fp16_reduced_precision_reduction = False
-    products.allow_fp16_accumulation = False
-    products.allow_tf32 = False
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_fp16_accumulation = False
+    matmul.allow_tf32 = False
 
 
 def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:

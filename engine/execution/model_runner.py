@@ -81,16 +81,16 @@ def score_tokens(
     Args:
         hidden: [T, hidden_size], of the tokens of the step in the order of its rows.
         compute_logits: float32 [R, V] of R hidden states.
-        max_rows: the logits of no more places exist at any time.
+        max_rows: the logits of no more tokens exist at any time.
     """
-    columns = upload_together((scored.places, scored.token_ids), hidden.device)
-    places, token_ids = (torch.split(column, max_rows) for column in columns)
+    columns = upload_together((scored.logits_indices, scored.token_ids), hidden.device)
+    indices, token_ids = (torch.split(column, max_rows) for column in columns)
 
-    def find(places: Tensor, token_ids: Tensor) -> Logprobs:
-        logits = compute_logits(hidden.index_select(0, places))
+    def find(indices: Tensor, token_ids: Tensor) -> Logprobs:
+        logits = compute_logits(hidden.index_select(0, indices))
         return token_logprobs(logits, token_ids.long(), min(scored.num_top, logits.shape[1]))
 
-    found = map(find, places, token_ids)
+    found = map(find, indices, token_ids)
     chosen, ranks, top_token_ids, top_logprobs = map(torch.cat, zip(*found, strict=True))
     return [chosen, ranks, top_token_ids.int(), top_logprobs]
 
@@ -255,7 +255,7 @@ class ModelRunner:
             StepOutOfMemoryError: the device has no memory for it. Other sequences than those of the
                 step are unharmed, and steps in flight go on.
         """
-        self._sampler.admit(schedule.admissions)
+        self._sampler.admit(schedule.new_requests)
         results = with_memory(schedule, self.device, partial(self._run_forward, schedule))
         self._launched = schedule, results
 

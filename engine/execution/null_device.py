@@ -79,8 +79,8 @@ class NullRunner:
 
     def forward(self, schedule: SchedulerOutput) -> None:
         """Launch the forward pass of a step with at least one row, without waiting for it."""
-        self._sampler.admit(schedule.admissions)
-        self._seeds[schedule.admissions.slots] = schedule.admissions.seeds
+        self._sampler.admit(schedule.new_requests)
+        self._seeds[schedule.new_requests.slots] = schedule.new_requests.seeds
         slot_writes(schedule, self._tables, schedule.num_rows).apply()
         self._schedule = schedule
 
@@ -114,8 +114,8 @@ class NullRunner:
         """There are no experts."""
 
     def _tokens(self, seeds: NDArray[np.uint64], positions: Int32s) -> NDArray[np.int64]:
-        places = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
-        tokens: NDArray[np.int64] = self._token_ids[places]
+        indices = (seeds + positions.astype(np.uint64)) % np.uint64(len(self._token_ids))
+        tokens: NDArray[np.int64] = self._token_ids[indices]
         return tokens
 
     def _prompts(self, schedule: SchedulerOutput) -> PromptResults:

@@ -55,8 +55,8 @@ def add_adjustments(logits: Tensor, adjustments: Adjustments) -> None:
     lists = (adjustments.rows, adjustments.token_ids, adjustments.values.view("int32"))
     if len(adjustments.rows):
         rows, token_ids, bits = upload_together(lists, logits.device)
-        places = rows.long(), token_ids.long()  # each once
-        logits[places] = logit_order.reference(logits[places] + bits.view(logits.dtype))
+        indices = rows.long(), token_ids.long()  # each once
+        logits[indices] = logit_order.reference(logits[indices] + bits.view(logits.dtype))
     # Row by row: nothing is reserved for a copy of all logits.
     for row, values in zip(adjustments.dense_rows.tolist(), adjustments.dense, strict=True):
         added = upload(values.view("int32"), logits.device).view(logits.dtype)
@@ -140,12 +140,12 @@ class Sampler:
         """The tensors on the device that `sample` changes, beside the tables, by name."""
         return self._counts._asdict()
 
-    def admit(self, admissions: NewRequestData) -> None:
+    def admit(self, new_requests: NewRequestData) -> None:
         """Give slots to sequences: new ones, or ones that resume after a preemption."""
-        slots = admissions.slots
-        self._features[slots] = admissions.features
-        self._min_tokens[slots] = admissions.min_tokens
-        self._num_top_logprobs[slots] = admissions.num_top_logprobs.clip(max=self._vocab_size)
+        slots = new_requests.slots
+        self._features[slots] = new_requests.features
+        self._min_tokens[slots] = new_requests.min_tokens
+        self._num_top_logprobs[slots] = new_requests.num_top_logprobs.clip(max=self._vocab_size)
 
     def plan(self, schedule: SchedulerOutput, sampling: SamplingBatch) -> SamplePlan:
         """Plan the sampling of the first rows of `schedule`, up to the last that wants a token."""

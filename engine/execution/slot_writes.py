@@ -60,7 +60,7 @@ def slot_writes(schedule: SchedulerOutput, tables: SeqSlotTables, num_rows: int)
     The rows after those of the schedule are padding, with the slot -1 and no tokens.
     """
     writes, blocks = SlotWrites(tables), schedule.block_writes
-    write_admissions(schedule.admissions, writes, tables.allowed_tokens.shape[1])
+    write_new_requests(schedule.new_requests, writes, tables.allowed_tokens.shape[1])
     ids = blocks.block_ids
     starts = blocks.groups * tables.max_blocks + blocks.starts
     writes.set_lists("block_tables", blocks.slots, starts, ids.start_loc, ids.values)
@@ -83,31 +83,33 @@ def _append(writes: SlotWrites, slots: Int32s, starts: Int32s, token_ids: Ragged
     writes.set_column("num_tokens", slots, starts + token_ids.lengths)
 
 
-def write_admissions(admissions: NewRequestData, writes: SlotWrites, num_mask_words: int) -> None:
+def write_new_requests(
+    new_requests: NewRequestData, writes: SlotWrites, num_mask_words: int
+) -> None:
     """Add the sequences that get a slot to `writes`, without their blocks."""
-    slots, biases = admissions.slots, admissions.bias_token_ids
+    slots, biases = new_requests.slots, new_requests.bias_token_ids
     if not len(slots):
         return
     writes.admit(
         slots,
-        start_loc=admissions.token_ids.start_loc,
-        token_ids=admissions.token_ids.values,
-        num_prompt_tokens=admissions.num_prompt_tokens,
-        num_computed_tokens=admissions.num_computed_tokens,
-        min_tokens=admissions.min_tokens,
-        max_tokens=admissions.max_tokens,
-        stop_token_ids=admissions.stop_token_ids,
-        features=admissions.features,
+        start_loc=new_requests.token_ids.start_loc,
+        token_ids=new_requests.token_ids.values,
+        num_prompt_tokens=new_requests.num_prompt_tokens,
+        num_computed_tokens=new_requests.num_computed_tokens,
+        min_tokens=new_requests.min_tokens,
+        max_tokens=new_requests.max_tokens,
+        stop_token_ids=new_requests.stop_token_ids,
+        features=new_requests.features,
         num_biases=biases.lengths,
-        seeds=admissions.seeds,
-        **{name: getattr(admissions, name) for name in SAMPLING_COLUMNS},
+        seeds=new_requests.seeds,
+        **{name: getattr(new_requests, name) for name in SAMPLING_COLUMNS},
     )
     if len(biases.values):
-        values = admissions.bias_values.view(np.int32)
+        values = new_requests.bias_values.view(np.int32)
         writes.set_lists("bias_token_ids", slots, 0 * slots, biases.start_loc, biases.values)
         writes.set_lists("bias_values", slots, 0 * slots, biases.start_loc, values)
-    constrained = np.flatnonzero(admissions.features & ALLOWED)
+    constrained = np.flatnonzero(new_requests.features & ALLOWED)
     if len(constrained):
-        allowed = [admissions.allowed_token_ids[i] for i in constrained.tolist()]
+        allowed = [new_requests.allowed_token_ids[i] for i in constrained.tolist()]
         masks = np.stack([token_mask(token_ids, num_mask_words) for token_ids in allowed])
         writes.set_column("allowed_tokens", slots[constrained], masks)

@@ -32,13 +32,13 @@ class _Round:
 
     Attributes:
         schedule: as if a step had these rows alone.
-        places: int32 [R], of the hidden states of its rows among those of the step.
+        logits_indices: int32 [R], of the hidden states of its rows among those of the step.
         earlier: int32 [R], its rows in the round before.
         drafts: int32 [R], what must have been drawn there.
     """
 
     schedule: SchedulerOutput
-    places: Int32s
+    logits_indices: Int32s
     earlier: Int32s
     drafts: Int32s
 
@@ -70,10 +70,10 @@ class DraftedSteps:
         rounds = list(_rounds(schedule, drafts))
         drafted = upload(schedule.slots[drafts.rows], device).long()
         tables.num_tokens[drafted] = upload(drafts.starts, device)  # without the drafts again
-        places = upload(np.concatenate([each.places for each in rounds]), device)
-        logits = self._model.compute_logits(forward.hidden.index_select(0, places))
-        parts = torch.split(logits, [len(each.places) for each in rounds])
-        slots = forward.slots[: len(rounds[0].places)]
+        logits_indices = upload(np.concatenate([each.logits_indices for each in rounds]), device)
+        logits = self._model.compute_logits(forward.hidden.index_select(0, logits_indices))
+        parts = torch.split(logits, [len(each.logits_indices) for each in rounds])
+        slots = forward.slots[: len(rounds[0].logits_indices)]
         prompts, steps = forward.prompts, []
         for each, part, following in zip(rounds, parts, [*rounds[1:], None], strict=True):
             plan = self._sampler.plan(each.schedule, sampling)

@@ -108,7 +108,8 @@ def padding_step(
     schedule = step.build()
     if params.prompt_logprobs is None:
         return schedule
-    places = np.arange(sum(lengths), dtype=np.int32)
+    logits_indices = np.arange(sum(lengths), dtype=np.int32)
     return replace(
-        schedule, scored=ScoredTokens(places, np.zeros_like(places), params.prompt_logprobs)
+        schedule,
+        scored=ScoredTokens(logits_indices, np.zeros_like(logits_indices), params.prompt_logprobs),
     )

@@ -1,4 +1,4 @@
-"""The model configurations of the repository, in both forms, written from one table of tensors.
+"""The model configurations of the repository, in both formats, written from one table of tensors.
 
 `python -m engine.launch.model_configs` writes them; a test tells when that has been forgotten. In
 the default form tensors have a batch dimension, as TensorRT-LLM's clients send them; in the form
@@ -17,14 +17,14 @@ REPOSITORY = Path(__file__).parents[2] / "model_repository"
 
 
 @dataclass(frozen=True)
-class Form:
-    """One of the forms in which the repository can be served."""
+class ConfigFormat:
+    """One of the formats of model configurations that the repository has."""
 
     file: str  # in the folder of each model
     max_batch_size: int
 
 
-FORMS = (Form("config.pbtxt", 1), VLLM := Form("configs/vllm.pbtxt", 0))
+CONFIG_FORMATS = (ConfigFormat("config.pbtxt", 1), VLLM := ConfigFormat("configs/vllm.pbtxt", 0))
 
 
 @dataclass(frozen=True)
@@ -268,12 +268,16 @@ def write(repository: Path = REPOSITORY) -> None:
 
 def configurations() -> dict[str, str]:
     """Return the text of each configuration, by path in the repository."""
-    return {f"{model}/{form.file}": text for form in FORMS for model, text in _models(form)}
+    return {
+        f"{model}/{config.file}": text
+        for config in CONFIG_FORMATS
+        for model, text in _models(config)
+    }
 
 
-def _models(form: Form) -> Iterable[tuple[str, str]]:
-    size = f"max_batch_size: {form.max_batch_size}\n"
-    others = _OF_VLLM if form is VLLM else {}
+def _models(config: ConfigFormat) -> Iterable[tuple[str, str]]:
+    size = f"max_batch_size: {config.max_batch_size}\n"
+    others = _OF_VLLM if config is VLLM else {}
     response = [others.get(tensor.name, tensor) for tensor in RESPONSE]
     of_detokenizer, of_engine = _by_model(response)
     to_engine = [replace(tensor, optional=True) for tensor in ENGINE_REQUEST]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from engine.layers.experts import Experts
 from engine.layers.linear.int8 import quantize_channels
-from kernels.cpu.experts import ExpertPanels, experts_in_panels
+from kernels.cpu.experts import PackedExpertWeights, packed_experts
 from kernels.cpu.linear import interleave, pack, pack_int8, pad_channels
 
 
@@ -29,12 +29,12 @@ class CpuPackedExperts(nn.Module):
         self._activation = source.activation
         bias: Tensor | None = None
         if source.gate_up_bias is not None:
-            bias = torch.stack([_by_half_panels(each) for each in source.gate_up_bias])
-        self._gate_up = _packed(map(_by_half_panels, source.gate_up), bias, int8=int8)
+            bias = torch.stack([_interleaved(each) for each in source.gate_up_bias])
+        self._gate_up = _packed(map(_interleaved, source.gate_up), bias, int8=int8)
         self._down = _packed(source.down, source.down_bias, int8=int8)
 
     def forward(self, x: Tensor, chosen: Tensor, weights: Tensor, totals: Tensor) -> Tensor:
-        return experts_in_panels(
+        return packed_experts(
             x,
             chosen,
             weights,
@@ -46,15 +46,17 @@ class CpuPackedExperts(nn.Module):
         )
 
 
-def _by_half_panels(rows: Tensor) -> Tensor:
+def _interleaved(rows: Tensor) -> Tensor:
     """Return [2 N, ...] of alternating gates and ups in runs of half a panel of each."""
     return interleave(torch.cat((rows[::2], rows[1::2])))
 
 
-def _packed(weights: Iterable[Tensor], bias: Tensor | None, *, int8: bool) -> ExpertPanels:
+def _packed(weights: Iterable[Tensor], bias: Tensor | None, *, int8: bool) -> PackedExpertWeights:
     """Return the panels of all experts' weights."""
     if not int8:
-        return ExpertPanels(torch.stack([pack(weight) for weight in weights]), None, bias)
+        return PackedExpertWeights(torch.stack([pack(weight) for weight in weights]), None, bias)
     quantized = [quantize_channels(weight) for weight in weights]
-    panels = torch.stack([pack_int8(steps) for steps, _ in quantized])
-    return ExpertPanels(panels, torch.stack([pad_channels(scale) for _, scale in quantized]), bias)
+    packed = torch.stack([pack_int8(steps) for steps, _ in quantized])
+    return PackedExpertWeights(
+        packed, torch.stack([pad_channels(scale) for _, scale in quantized]), bias
+    )

@@ -76,7 +76,7 @@ class Experts(nn.Module):
 
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
-        places: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         parts = {
             "gate_proj.weight": self.gate_up[:, ::2],
             "up_proj.weight": self.gate_up[:, 1::2],
@@ -89,19 +89,19 @@ class Experts(nn.Module):
                 "down_proj.bias": self.down_bias,
             }
         for name, part in parts.items():
-            places |= {f"experts.{i}.{name}": each for i, each in enumerate(part)}
-        return places
+            tensors |= {f"experts.{i}.{name}": each for i, each in enumerate(part)}
+        return tensors
 
     def stacked_destinations(self) -> dict[str, Tensor]:
         """Return the same for checkpoints that stack the experts, inputs first."""
-        places = {
+        tensors = {
             "experts.gate_up_proj": self.gate_up.transpose(1, 2),
             "experts.down_proj": self.down.transpose(1, 2),
         }
         if self.gate_up_bias is not None and self.down_bias is not None:
-            places["experts.gate_up_proj_bias"] = self.gate_up_bias
-            places["experts.down_proj_bias"] = self.down_bias
-        return places
+            tensors["experts.gate_up_proj_bias"] = self.gate_up_bias
+            tensors["experts.down_proj_bias"] = self.down_bias
+        return tensors
 
 
 def in_blocks(x: Tensor, chosen: Tensor, totals: Tensor, *, invariant: bool) -> ExpertBlocks:

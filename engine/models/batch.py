@@ -20,7 +20,7 @@ class Batch:
 
     Attributes:
         token_ids: int64 [T].
-        positions: int64 [T], place of each token in its sequence, from 0.
+        positions: int64 [T], of each token in its sequence, from 0.
         slot_mapping: int64 [G * T], where its KV goes in each group: block id * block_size +
             offset; -1: nowhere.
         query_start_loc: int32 [B + 1].
@@ -39,8 +39,8 @@ class Batch:
     num_decodes: int | None
     num_groups: int = 1
 
-    def group_slots(self, group: int) -> Tensor:
-        """Return the slot mapping of a group, [T]."""
+    def group_slot_mapping(self, group: int) -> Tensor:
+        """Return the slot mapping of a group of layers, [T]."""
         num_tokens = self.token_ids.shape[0]
         return self.slot_mapping[group * num_tokens : (group + 1) * num_tokens]
 

@@ -250,7 +250,7 @@ class Decoder(nn.Module):
         if self.fused is not None:
             x, residual = self.fused(x, rotary[0], batch, kv_cache)
         else:
-            slots = [batch.group_slots(group) for group in range(batch.num_groups)]
+            slots = [batch.group_slot_mapping(group) for group in range(batch.num_groups)]
             for layer, table, cache in zip(self.layers, self._tables, kv_cache, strict=True):
                 x, residual = layer(
                     x, residual, rotary[table], slots[cache.group], cache, attention
@@ -303,7 +303,7 @@ class FusedLayers(nn.Module):
         out: tuple[Tensor, Tensor] = self._layers.forward(
             x,
             *rotary,
-            [batch.group_slots(group) for group in groups],
+            [batch.group_slot_mapping(group) for group in groups],
             batch.query_start_loc,
             batch.seq_lens,
             [batch.group_tables(group) for group in groups],

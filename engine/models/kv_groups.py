@@ -15,12 +15,12 @@ class KVGroups:
 
     Attributes:
         windows: of each group, positions that a token sees, its own included; None: all.
-        places: of each layer, its group, and its cache in the blocks of that.
+        layer_caches: of each layer, its group, and its cache in the blocks of that.
         num_caches: layers whose KV a block holds.
     """
 
     windows: tuple[int | None, ...]
-    places: tuple[tuple[int, int], ...]
+    layer_caches: tuple[tuple[int, int], ...]
     num_caches: int
 
     @classmethod
@@ -46,10 +46,10 @@ def group_layers(windows: Sequence[int | None], max_model_len: int) -> KVGroups:
         without = len(limits)
     size = without or min(len(layers) for kind, layers in kinds.items() if kind is not None)
     groups: list[int | None] = []
-    places = [(0, 0)] * len(limits)
+    layer_caches = [(0, 0)] * len(limits)
     for kind, layers in kinds.items():
         for first in range(0, len(layers), size):
             for cache, layer in enumerate(layers[first : first + size]):
-                places[layer] = (len(groups), cache)
+                layer_caches[layer] = (len(groups), cache)
             groups.append(kind)
-    return KVGroups(tuple(groups), tuple(places), size)
+    return KVGroups(tuple(groups), tuple(layer_caches), size)

@@ -39,7 +39,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     token_ids: bytes  # int32 [P - 1]
     logprobs: bytes  # float32 [P - 1]
     ranks: bytes  # int32 [P - 1]
-    top_token_ids: bytes  # int32 [P - 1, N], the most likely tokens at each place, in order
+    top_token_ids: bytes  # int32 [P - 1, N], the most likely tokens at each position, in order
     top_logprobs: bytes  # float32 [P - 1, N]
 
 
@@ -150,7 +150,7 @@ class OutputDetails(msgspec.Struct, frozen=True, array_like=True):
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None  # with the finish_reason
     # `output_parsing.splitter.Place` where the new tokens begin, if sections were asked for.
-    place: tuple[Int32, Int32] = (0, 0)
+    parser_state: tuple[Int32, Int32] = (0, 0)
     prompt_logprobs: PromptLogprobs | None = None  # with a request's first output, if asked for
     embedding: bytes | None = None  # float32, little-endian, of length 1; if asked for
 
@@ -175,7 +175,7 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None
     omit_stop_token: bool = False
-    place: tuple[int, int] = (0, 0)
+    parser_state: tuple[int, int] = (0, 0)
     prompt_logprobs: PromptLogprobs | None = None
     embedding: bytes | None = None
 

@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt as columns of arrays, and place by place."""
+"""The log-probabilities of a prompt as columns of arrays, and position by position."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class StepOutputs:
                 cumulative_logprob=details.cumulative_logprob,
                 stats=details.stats,
                 omit_stop_token=details.omit_stop_token,
-                place=details.place,
+                parser_state=details.parser_state,
                 prompt_logprobs=details.prompt_logprobs,
                 embedding=details.embedding,
             )
@@ -154,8 +154,8 @@ class StepOutputs:
         if begins.all():
             return self
         first = np.flatnonzero(begins)
-        places = np.empty_like(order)  # of each row, in the result
-        places[order] = np.cumsum(begins) - 1
+        merged_rows = np.empty_like(order)  # of each row, in the result
+        merged_rows[order] = np.cumsum(begins) - 1
         return StepOutputs(
             uids=uids[first],
             indexes=indexes[first],
@@ -163,7 +163,7 @@ class StepOutputs:
             num_window_tokens=self.num_window_tokens[order[first]],
             token_ids=_rows(self.token_ids, self.num_tokens, order),
             window_ids=_rows(self.window_ids, self.num_window_tokens, order[first]),
-            details={int(places[row]): details for row, details in self.details.items()},
+            details={int(merged_rows[row]): details for row, details in self.details.items()},
             failures=self.failures,
         )
 
@@ -242,7 +242,7 @@ def _details(output: SequenceOutput) -> OutputDetails:
         logprobs=output.logprobs,
         cumulative_logprob=output.cumulative_logprob,
         stats=output.stats,
-        place=output.place,
+        parser_state=output.parser_state,
         prompt_logprobs=output.prompt_logprobs,
         embedding=output.embedding,
     )

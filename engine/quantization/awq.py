@@ -80,5 +80,5 @@ def parse_awq(config: Fields) -> Awq:
 def _channels(packed: Tensor) -> Tensor:
     """Return [rows, channels] of [rows, words], in the order of the channels."""
     values = unpack(packed, _BITS, 1).view(len(packed), -1, _PER_WORD)
-    places = torch.tensor(_ORDER, device=packed.device).argsort()
-    return values[..., places].flatten(1)
+    order = torch.tensor(_ORDER, device=packed.device).argsort()
+    return values[..., order].flatten(1)

@@ -80,31 +80,31 @@ class QuantizedExperts(nn.Module):
 
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
-        places: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part in self.stored:
             for name, tensor in self._part(part).tensors.items():
                 if self._layout == "gates and ups":
-                    places[f"experts.{part}_{name}"] = tensor
+                    tensors[f"experts.{part}_{name}"] = tensor
                 elif self._layout == "projection":
-                    places[f"experts.{part}.{name}"] = tensor
+                    tensors[f"experts.{part}.{name}"] = tensor
                 else:
-                    places |= {f"experts.{i}.{part}.{name}": t for i, t in enumerate(tensor)}
+                    tensors |= {f"experts.{i}.{part}.{name}": t for i, t in enumerate(tensor)}
         gate_up, down = self.gate_up_bias, self.down_bias
         if gate_up is None or down is None:
-            return places
+            return tensors
         if self._layout == "gates and ups":
             return {
-                **places,
+                **tensors,
                 "experts.gate_up_proj_bias": gate_up,
                 "experts.down_proj_bias": down,
             }
         biases = {"gate_proj": gate_up[:, ::2], "up_proj": gate_up[:, 1::2], "down_proj": down}
         for part, bias in biases.items():
             if self._layout == "projection":
-                places[f"experts.{part}.bias"] = bias
+                tensors[f"experts.{part}.bias"] = bias
                 continue
-            places |= {f"experts.{i}.{part}.bias": each for i, each in enumerate(bias)}
-        return places
+            tensors |= {f"experts.{i}.{part}.bias": each for i, each in enumerate(bias)}
+        return tensors
 
     @property
     def stays_on_gpu(self) -> bool:

@@ -91,15 +91,15 @@ class QuantizedLinear(nn.Module):
     def destinations(self) -> dict[str, Tensor]:
         """Return where each tensor of the checkpoint goes, by its name beside this module."""
         parts = self._parts()
-        places: dict[str, Tensor] = {
+        tensors: dict[str, Tensor] = {
             f"{part}.{name}": tensor
             for part, projection in parts.items()
             for name, tensor in projection.tensors.items()
         }
         if self.bias is not None:
             biases = torch.split(self.bias, self._sizes)
-            places |= {f"{part}.bias": bias for part, bias in zip(parts, biases, strict=True)}
-        return places
+            tensors |= {f"{part}.bias": bias for part, bias in zip(parts, biases, strict=True)}
+        return tensors
 
     def dequantized(self) -> Linear:
         """Return the projection with its weight.
@@ -147,10 +147,10 @@ class QuantizedLinear(nn.Module):
         """
         parts = [each.for_gpu() for each in self._parts().values()]
         in_fp8 = [part for part in parts if isinstance(part, Fp8Weight)]
-        coded = [part for part in parts if isinstance(part, WNA16Weight)]
+        wna16 = [part for part in parts if isinstance(part, WNA16Weight)]
         if len(in_fp8) == len(parts):
             return stack_fp8(in_fp8)
-        stacked = stack_wna16(coded) if len(coded) == len(parts) else None
+        stacked = stack_wna16(wna16) if len(wna16) == len(parts) else None
         if stacked is None and (integers := self.integers()) is not None:
             return of_integers(integers)  # of several kinds
         return stacked

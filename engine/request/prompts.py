@@ -46,11 +46,11 @@ def tokenized(
         cache_salt: of prompts that bring none.
 
     Raises:
-        RequestError: naming the place of what is no prompt.
+        RequestError: with the field of what is no prompt.
     """
     return [
-        _tokenized(tokenizer, prompt, cache_salt, f"prompts.{place}")
-        for place, prompt in enumerate(_as_list(prompts))
+        _tokenized(tokenizer, prompt, cache_salt, f"prompts.{index}")
+        for index, prompt in enumerate(_as_list(prompts))
     ]
 
 
@@ -127,35 +127,35 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _tokenized(
-    tokenizer: Tokenizer, prompt: Prompt, cache_salt: str | None, place: str
+    tokenizer: Tokenizer, prompt: Prompt, cache_salt: str | None, param: str
 ) -> TokenizedPrompt:
     if not isinstance(prompt, Mapping):
         name = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
         prompt = {name: prompt}
     given = {name: value for name, value in prompt.items() if value is not None}
     for name in given.keys() - set(_FIELDS):
-        raise UnknownParameterError("unknown field", param=f"{place}.{name}")
+        raise UnknownParameterError("unknown field", param=f"{param}.{name}")
     text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
     if not isinstance(text, str | None) or (text is None and token_ids is None):
-        raise _no_prompt(place)
+        raise _no_prompt(param)
     if token_ids is None:
         token_ids = tokenizer.encode(cast(str, text))
     else:  # the text beside them is for the output
-        token_ids = _integers(token_ids, place)
+        token_ids = _integers(token_ids, param)
     return TokenizedPrompt(text, token_ids, _salt(given.get("cache_salt", cache_salt)))
 
 
-def _integers(token_ids: Sequence[int], place: str) -> list[int]:
+def _integers(token_ids: Sequence[int], param: str) -> list[int]:
     if isinstance(token_ids, bytes):  # a text that is not decoded, and no token ids
-        raise _no_prompt(place)
+        raise _no_prompt(param)
     try:
         return [operator.index(token_id) for token_id in token_ids]
     except TypeError:
-        raise _no_prompt(place) from None
+        raise _no_prompt(param) from None
 
 
-def _no_prompt(place: str) -> RequestError:
-    return RequestError("must be a text or a list of token ids, or an object with one", param=place)
+def _no_prompt(param: str) -> RequestError:
+    return RequestError("must be a text or a list of token ids, or an object with one", param=param)
 
 
 def _salt(cache_salt: str | None) -> str:

@@ -17,7 +17,7 @@ from pydantic import (
 
 from engine.errors import RequestError
 from engine.logits_processors import AskedLogitsProcessor
-from engine.text.grammar import request_forms
+from engine.text.grammar import request_formats
 from engine.text.grammar.spec import GrammarSpec
 from engine.validation import unsupported
 from engine.validation.checks import error_of
@@ -235,7 +235,7 @@ class SamplingParams(BaseModel):
     def _of_other_servers(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        known = with_beam_width(request_forms.merged(fields))
+        known = with_beam_width(request_formats.merged(fields))
         return unsupported.without(known, unsupported.PARAMETERS)
 
     @field_validator(*_MAX_SIZES, mode="before")

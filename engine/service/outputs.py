@@ -86,7 +86,7 @@ def _num_output_tokens(chunks: list[Chunk]) -> Array:
 
 
 def _output_log_probs(chunks: list[Chunk]) -> Array:
-    chosen = [place.logprobs[0] for chunk in chunks for place in chunk.details.logprobs or ()]
+    chosen = [token.logprobs[0] for chunk in chunks for token in chunk.details.logprobs or ()]
     return np.array(chosen, dtype=np.float32)
 
 

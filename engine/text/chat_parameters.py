@@ -60,7 +60,7 @@ class ChatParameters:
 
         Raises:
             UnsupportedError: a field of vLLM that Trident does not implement.
-            RequestError: anything else is wrong; the text names the place, as `tools[0].function`.
+            RequestError: anything else is wrong; the text names the field, as `tools[0].function`.
         """
         fields = dict(given)
         for name, reason in _REFUSED.items():
@@ -206,22 +206,22 @@ def _said(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tool_name(tool: Any, place: str) -> str:
+def _tool_name(tool: Any, param: str) -> str:
     if not isinstance(tool, dict) or tool.get("type") != "function":
-        raise RequestError("must be 'function'", param=f"{place}.type")
+        raise RequestError("must be 'function'", param=f"{param}.type")
     function = tool.get("function")
     if not isinstance(function, dict):
-        raise RequestError("must be an object", param=f"{place}.function")
+        raise RequestError("must be an object", param=f"{param}.function")
     name = function.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII):
         raise RequestError(
             "must be 1 to 128 letters, digits, underscores, dots and dashes",
-            param=f"{place}.function.name",
+            param=f"{param}.function.name",
         )
     if not isinstance(function.get("description"), str | None):
-        raise RequestError("must be a string", param=f"{place}.function.description")
+        raise RequestError("must be a string", param=f"{param}.function.description")
     if not isinstance(function.get("strict"), bool | None):
-        raise RequestError("must be true or false", param=f"{place}.function.strict")
+        raise RequestError("must be true or false", param=f"{param}.function.strict")
     if not isinstance(function.get("parameters"), dict | None):
-        raise RequestError("must be an object, a JSON schema", param=f"{place}.function.parameters")
+        raise RequestError("must be an object, a JSON schema", param=f"{param}.function.parameters")
     return name

@@ -21,7 +21,7 @@ from engine.text.chat_parameters import (
     reasoning_switches,
     spelled_out,
 )
-from engine.text.content_forms import TOOL, in_forms
+from engine.text.content_formats import TOOL, in_formats
 from engine.text.plain_turns import (
     alternating_turns,
     plain_turns,
@@ -60,7 +60,7 @@ def parse_messages(text: str) -> list[dict[str, Any]]:
     """Return the chat messages in the JSON `text`, as `check_messages` does.
 
     Raises:
-        RequestError, UnsupportedError: the text names the place, as `messages[1].content`.
+        RequestError, UnsupportedError: the text names the field, as `messages[1].content`.
     """
     messages = parse_json(text, "", partial(RequestError, param="messages"), finite=True)
     if isinstance(messages, list):
@@ -80,7 +80,7 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
 
     Raises:
         UnsupportedError: a content part is not text.
-        RequestError: anything else is wrong; the text names the place, as `messages[1].content`.
+        RequestError: anything else is wrong; the text names the field, as `messages[1].content`.
     """
     if not isinstance(messages, list):
         raise RequestError(f"must be a list (got {_kind(messages)})", param="messages")
@@ -200,7 +200,7 @@ def _prompt(
 
     try:
         return tokenizer.apply_chat_template(
-            in_forms(messages, tokenizer.content_forms),
+            in_formats(messages, tokenizer.content_formats),
             tools=[dict(tool) for tool in parameters.tools] or None,
             add_generation_prompt=parameters.add_generation_prompt,
             continue_final_message=parameters.continue_final_message,
@@ -224,7 +224,7 @@ def _usable_parameters(tokenizer: Tokenizer, parameters: ChatParameters) -> Chat
     def failure(tools: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str:
         try:
             tokenizer.apply_chat_template(
-                in_forms(_PLAIN, tokenizer.content_forms),
+                in_formats(_PLAIN, tokenizer.content_formats),
                 tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=True,
                 **kwargs,
@@ -238,8 +238,8 @@ def _usable_parameters(tokenizer: Tokenizer, parameters: ChatParameters) -> Chat
     if not failure(plain, {}):
         for name, value in kwargs.items():
             if problem := failure(plain, {name: value}):
-                place = member("chat_template_kwargs", name)
-                raise RequestError(f"the chat template cannot render it: {problem}", param=place)
+                param = member("chat_template_kwargs", name)
+                raise RequestError(f"the chat template cannot render it: {problem}", param=param)
     elif not failure([], kwargs):
         raise RequestError(
             f"the chat template renders none: {failure(plain, kwargs)}", param="tools"
@@ -291,36 +291,36 @@ def _takes_late_system(tokenizer: Tokenizer) -> bool:
         return False
 
 
-def _message(item: Any, place: str) -> dict[str, Any]:
+def _message(item: Any, param: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
-        raise RequestError(f"must be an object (got {_kind(item)})", param=place)
-    given = _said(item, place)
+        raise RequestError(f"must be an object (got {_kind(item)})", param=param)
+    given = _said(item, param)
     message = {
         name: value
         for name, value in given.items()
         if name != CACHE_MARK and _REPEATED.get(name) not in given
     }
-    _refuse_others(message, _FIELDS, place)
-    if not _text(message, "role", place):
-        raise RequestError("must not be empty", param=f"{place}.role")
+    _refuse_others(message, _FIELDS, param)
+    if not _text(message, "role", param):
+        raise RequestError("must not be empty", param=f"{param}.role")
     if message["role"] == "developer":
         message["role"] = "system"
     for name in _TEXT_FIELDS:
         if name in message:
-            _text(message, name, place)
+            _text(message, name, param)
     if "tool_calls" in message:
-        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{place}.tool_calls")
+        message["tool_calls"] = _tool_calls(message["tool_calls"], f"{param}.tool_calls")
     if message["role"] == "assistant" and item.keys() & {"content", "tool_calls"}:
         message.setdefault("content", "")  # null; it called tools, or ended in its reasoning
-    message["content"] = _content(message, place)
+    message["content"] = _content(message, param)
     return message
 
 
-def _said(item: Mapping[str, Any], place: str) -> dict[str, Any]:
+def _said(item: Mapping[str, Any], param: str) -> dict[str, Any]:
     """Return the fields of a message that say something, under the names that templates know."""
     others = item.get(_OTHERS)
     if not isinstance(others, Mapping | None):
-        raise RequestError(f"must be an object (got {_kind(others)})", param=f"{place}.{_OTHERS}")
+        raise RequestError(f"must be an object (got {_kind(others)})", param=f"{param}.{_OTHERS}")
     own = {**(others or {}), **item}
     given = {
         name: value
@@ -331,55 +331,55 @@ def _said(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     if is_answer and "content" not in given and "refusal" in given:
         given["content"] = given.pop("refusal")
     if "reasoning" in given:  # the name of OpenRouter and vLLM
-        reasoning = _text(given, "reasoning", place)
+        reasoning = _text(given, "reasoning", param)
         del given["reasoning"]
         given.setdefault("reasoning_content", reasoning)
     return given
 
 
-def _refuse_others(fields: Mapping[str, Any], known: frozenset[str], place: str) -> None:
+def _refuse_others(fields: Mapping[str, Any], known: frozenset[str], param: str) -> None:
     for name, value in fields.items():
         if name not in known and value is not None:
-            raise UnknownParameterError("unknown field", param=member(place, name))
+            raise UnknownParameterError("unknown field", param=member(param, name))
 
 
-def _content(message: dict[str, Any], place: str) -> str:
+def _content(message: dict[str, Any], param: str) -> str:
     parts = message.get("content")
     if not isinstance(parts, list):
-        return _text(message, "content", place, allowed="a string or a list of parts")
-    return "\n".join(_part(part, f"{place}.content[{i}]") for i, part in enumerate(parts))
+        return _text(message, "content", param, allowed="a string or a list of parts")
+    return "\n".join(_part(part, f"{param}.content[{i}]") for i, part in enumerate(parts))
 
 
-def _part(part: Any, place: str) -> str:
+def _part(part: Any, param: str) -> str:
     if not isinstance(part, dict):
-        raise RequestError(f"must be an object (got {_kind(part)})", param=place)
-    kind = _text(part, "type", place)
+        raise RequestError(f"must be an object (got {_kind(part)})", param=param)
+    kind = _text(part, "type", param)
     if kind not in _PART_TEXTS:
         raise UnsupportedError(
-            f"only text parts are supported (got {kind[:40]!r})", param=f"{place}.type"
+            f"only text parts are supported (got {kind[:40]!r})", param=f"{param}.type"
         )
     text = _PART_TEXTS[kind]
-    _refuse_others(part, frozenset({"type", text, CACHE_MARK}), place)
-    return _text(part, text, place)
+    _refuse_others(part, frozenset({"type", text, CACHE_MARK}), param)
+    return _text(part, text, param)
 
 
-def _tool_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+def _tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
-        raise RequestError(f"must be a list (got {_kind(calls)})", param=place)
-    return [_tool_call(call, f"{place}[{index}]") for index, call in enumerate(calls)]
+        raise RequestError(f"must be a list (got {_kind(calls)})", param=param)
+    return [_tool_call(call, f"{param}[{index}]") for index, call in enumerate(calls)]
 
 
-def _tool_call(call: Any, place: str) -> dict[str, Any]:
+def _tool_call(call: Any, param: str) -> dict[str, Any]:
     if not isinstance(call, dict):
-        raise RequestError(f"must be an object (got {_kind(call)})", param=place)
+        raise RequestError(f"must be an object (got {_kind(call)})", param=param)
     if call.get("type") not in (None, "function"):
-        raise RequestError("must be 'function'", param=f"{place}.type")
+        raise RequestError("must be 'function'", param=f"{param}.type")
     if call.get("id") is not None:
-        _text(call, "id", place)
+        _text(call, "id", param)
     function = call.get("function")
     if not isinstance(function, dict):
-        raise RequestError(f"must be an object (got {_kind(function)})", param=f"{place}.function")
-    _text(function, "name", f"{place}.function")
+        raise RequestError(f"must be an object (got {_kind(function)})", param=f"{param}.function")
+    _text(function, "name", f"{param}.function")
     arguments = function.get("arguments")
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}  # many servers write none like this
@@ -388,7 +388,7 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
         arguments = arguments if parsed is None else parsed
     if not isinstance(arguments, dict | str):
         raise RequestError(
-            "must be an object or a string of JSON", param=f"{place}.function.arguments"
+            "must be an object or a string of JSON", param=f"{param}.function.arguments"
         )
     own = {name: value for name, value in function.items() if name != "parsed_arguments"}
     given = {name: value for name, value in call.items() if value is not None}
@@ -429,8 +429,8 @@ def _with_broken_calls(
         prompt = render_text(tokenizer, _with_objects(messages, marked), parameters)
     except RequestError:
         prompt = mark
-    place = re.compile(rf'\{{\s*"{mark}(\d+)"\s*:\s*""\s*\}}')
-    prompt = place.sub(lambda found: texts[int(found[1])], prompt)
+    pattern = re.compile(rf'\{{\s*"{mark}(\d+)"\s*:\s*""\s*\}}')
+    prompt = pattern.sub(lambda found: texts[int(found[1])], prompt)
     if mark in prompt:  # the template writes no JSON
         return render_text(tokenizer, _with_objects(messages, _readable), parameters)
     return prompt
@@ -472,25 +472,25 @@ def _repaired(string: re.Match[str]) -> str:
     return _WRONG_ESCAPE.sub(lambda found: found[0] if found[1] else "\\\\", text)
 
 
-def _text(fields: dict[str, Any], name: str, place: str, *, allowed: str = "a string") -> str:
+def _text(fields: dict[str, Any], name: str, param: str, *, allowed: str = "a string") -> str:
     if name not in fields:
-        raise RequestError("is missing", param=f"{place}.{name}")
+        raise RequestError("is missing", param=f"{param}.{name}")
     value = fields[name]
     if not isinstance(value, str):
-        raise RequestError(f"must be {allowed} (got {_kind(value)})", param=f"{place}.{name}")
+        raise RequestError(f"must be {allowed} (got {_kind(value)})", param=f"{param}.{name}")
     return value
 
 
-def _check_text(message: dict[str, Any], place: str) -> None:
+def _check_text(message: dict[str, Any], param: str) -> None:
     """Refuse lone surrogates: the escape "\\ud800" is valid JSON, but not valid Unicode."""
     try:
         json.dumps(message, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
         raise RequestError(
-            "holds a lone surrogate, which is not valid Unicode", param=place
+            "holds a lone surrogate, which is not valid Unicode", param=param
         ) from None
     except (TypeError, ValueError, RecursionError):
-        raise RequestError("holds a value that JSON cannot express", param=place) from None
+        raise RequestError("holds a value that JSON cannot express", param=param) from None
 
 
 def _kind(value: Any) -> str:

@@ -35,16 +35,16 @@ def _turns(
 ) -> Iterator[_Message]:
     """Yield a turn for each call, with the result that has its id, or else one without an id."""
     by_id: dict[str | None, deque[int]] = {}
-    for place, result in enumerate(results):
-        by_id.setdefault(result.get("tool_call_id"), deque()).append(place)
+    for index, result in enumerate(results):
+        by_id.setdefault(result.get("tool_call_id"), deque()).append(index)
     told, taken = _one_text(message), set()
     for call in calls:
         yield {**told, "tool_calls": [call]}
         told = {"role": message["role"], "content": ""}
         if mine := by_id.get(call.get("id")) or by_id.get(None):
-            taken.add(place := mine.popleft())
-            yield results[place]
-    yield from (result for place, result in enumerate(results) if place not in taken)
+            taken.add(index := mine.popleft())
+            yield results[index]
+    yield from (result for index, result in enumerate(results) if index not in taken)
 
 
 def _results(rest: deque[_Message]) -> list[_Message]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from engine.checkpoint.json_files import read_object
 from engine.errors import CheckpointError, RequestError, TridentError
-from engine.text.content_forms import ContentForm, find_content_forms
+from engine.text.content_formats import ContentFormat, find_content_formats
 
 _JSON_FILES = (
     "tokenizer.json",
@@ -130,7 +130,7 @@ class Tokenizer:
     def with_chat_template(self, template: str) -> Tokenizer:
         """Return this tokenizer with `template` in place of all its chat templates."""
         other = copy(self)
-        other.__dict__.pop("content_forms", None)
+        other.__dict__.pop("content_formats", None)
         other.hf_tokenizer = copy(self.hf_tokenizer)
         other.hf_tokenizer.chat_template = template
         return other
@@ -139,16 +139,16 @@ class Tokenizer:
         """Return the prompt that the chat template makes; it may raise anything.
 
         Args:
-            messages: their contents are in the forms of `content_forms`.
+            messages: their contents are in the formats of `content_formats`.
             arguments: of `apply_chat_template` of transformers.
         """
         prompt: str = self.hf_tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
         return prompt
 
     @cached_property
-    def content_forms(self) -> dict[str, ContentForm]:
+    def content_formats(self) -> dict[str, ContentFormat]:
         """The form that the chat template takes the content of messages in, by role."""
-        return find_content_forms(self.apply_chat_template)
+        return find_content_formats(self.apply_chat_template)
 
     def encode(
         self, text: str, add_special_tokens: bool = True, *, field: str = "prompt"

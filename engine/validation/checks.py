@@ -24,32 +24,32 @@ _SHORT = _Short()
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raise `RequestError`, naming `field` and the place, for the first outside the vocabulary."""
+    """Raise `RequestError`, with `field` and the index, for the first outside the vocabulary."""
     outside: Iterable[tuple[int, int]]
     if isinstance(token_ids, np.ndarray):
-        places = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))[:1].tolist()
-        outside = ((place, token_ids[place]) for place in places)
+        indices = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))[:1].tolist()
+        outside = ((index, token_ids[index]) for index in indices)
     else:
         numbered = enumerate(token_ids)
-        outside = ((place, each) for place, each in numbered if not 0 <= each < vocab_size)
-    for place, token_id in outside:
-        where = member(field, place) if isinstance(token_ids, Sequence | np.ndarray) else field
+        outside = ((index, each) for index, each in numbered if not 0 <= each < vocab_size)
+    for index, token_id in outside:
+        where = member(field, index) if isinstance(token_ids, Sequence | np.ndarray) else field
         raise RequestError(
             f"token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})", param=where
         )
 
 
-def member(place: str, name: str | int) -> str:
-    """Return the place of an element or a member of what is at `place`; "" is the whole.
+def member(path: str, name: str | int) -> str:
+    """Return the path of an element or a member of what is at `path`; "" is the whole.
 
     `stop[1]`, `messages[0].role`; a name that is no word comes as JSON: `messages[0]["a b"]`.
     """
     if isinstance(name, int):
-        return f"{place}[{name}]"
+        return f"{path}[{name}]"
     if not re.fullmatch(r"[\w-]{1,64}", name):
         shown = name if len(name) <= 64 else name[:61] + "..."
-        return f"{place}[{json.dumps(shown, ensure_ascii=False)}]"
-    return f"{place}.{name}" if place else name
+        return f"{path}[{json.dumps(shown, ensure_ascii=False)}]"
+    return f"{path}.{name}" if path else name
 
 
 def error_of(faults: ValidationError, kind: type[TridentError]) -> TridentError:
@@ -74,7 +74,7 @@ def _fault(found: ErrorDetails) -> tuple[type[TridentError] | None, Sequence[str
         return type(cause), cause.params, cause.message
     field = ""
     for part in found["loc"]:
-        if part != "[key]":  # pydantic adds it to the place of a key that is wrong
+        if part != "[key]":  # pydantic adds it to the path of a key that is wrong
             field = member(field, part)
     field = field or "value"
     if found["type"] == "extra_forbidden":

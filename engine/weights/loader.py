@@ -29,8 +29,8 @@ from engine.models.causal_lm import CausalLM
 from engine.models.tensor_names import HEAD, TensorNames
 from engine.weights.dummy import fill_with_random_weights
 from engine.weights.matching import (
+    Destination,
     Piece,
-    Place,
     adds_to_sum,
     destinations,
     match_tensors,
@@ -192,12 +192,12 @@ def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor], names: Tens
         for target in _KV_SCALE_TARGETS[suffix]:
             if f"{path}.{target}" in values:
                 raise CheckpointError(f"{stored.name}: comes beside another {path}.{target}")
-            place = attention.get_buffer(target)
+            buffer = attention.get_buffer(target)
             value = _read_kv_scale(stored, attention.all_heads[1])
             first = attention.first_kv_head
-            values[f"{path}.{target}"] = place, value[first : first + len(place)]
-    for place, value in values.values():
-        place.copy_(value)
+            values[f"{path}.{target}"] = buffer, value[first : first + len(buffer)]
+    for buffer, value in values.values():
+        buffer.copy_(value)
 
 
 def _read_kv_scale(stored: StoredTensor, num_kv_heads: int) -> Tensor:
@@ -461,9 +461,9 @@ def load_weights(
         log.info("merging an adapter into %d weights", len(changes))
     load_kv_scales(model, kv_scales, model.spec.tensor_names)
     if model.spec.rank:
-        for name, place in destinations(model, model.spec.tensor_names).items():
+        for name, target in destinations(model, model.spec.tensor_names).items():
             if adds_to_sum(name):  # once, by rank 0
-                place.tensor.zero_()
+                target.tensor.zero_()
     total = sum(span.num_bytes for span in split_into_spans(placed, _SPAN_BYTES))
     loaded = 0
 
@@ -487,9 +487,9 @@ def load_weights(
         on_host = [piece for piece in part if piece.tensor.device.type == "cpu"]
         elsewhere = [piece for piece in part if piece.tensor.device.type != "cpu"]
         del part
-        for places, its_copier in ((on_host, None), (elsewhere, copier)):
-            spans = list(split_into_spans(places, _SPAN_BYTES))
-            places.clear()
+        for batch, its_copier in ((on_host, None), (elsewhere, copier)):
+            spans = list(split_into_spans(batch, _SPAN_BYTES))
+            batch.clear()
             if spans:
                 num_threads = _num_threads(device)
                 read_spans(spans, its_copier, num_threads=num_threads, on_read=advance)
@@ -542,10 +542,10 @@ def _match(
         stored.pop(name) for name in [*stored] if is_kv_scale(name) and not names.is_ignored(name)
     ]
     tied = model.lm_head is None
-    places: Mapping[str, Place | None] = (
+    targets: Mapping[str, Destination | None] = (
         destinations(model, names) if whole is None else rank_destinations(model, whole)
     )
-    placed = match_tensors(stored, places, names, tied=tied)
+    placed = match_tensors(stored, targets, names, tied=tied)
     adapter = read_adapter(path)
     changes = {} if adapter is None else match_changes(adapter.low_rank, placed, names)
     return placed, kv_scales, changes

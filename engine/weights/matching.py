@@ -55,7 +55,7 @@ class Piece(NamedTuple):
         return tuple(slice(start, start + size) for start, size in sizes)
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where a tensor of a checkpoint goes.
 
     Attributes:
@@ -68,16 +68,16 @@ class Place(NamedTuple):
 
     tensor: Tensor
     shape: tuple[int, ...]
-    other: Place | None = None
+    other: Destination | None = None
     whole: tuple[int, ...] | None = None
     parts: tuple[ShardRange, ...] = ()
 
-    def of_a_rank(self, whole: Place, parts: tuple[ShardRange, ...]) -> Place:
-        """Return it for a tensor that `whole` is the place of in a model that is not cut."""
+    def of_a_rank(self, whole: Destination, parts: tuple[ShardRange, ...]) -> Destination:
+        """Return it for a tensor that goes to `whole` in a model that is not cut."""
         other = self.other
         if other is not None and whole.other is not None:
             other = other.of_a_rank(whole.other, parts)
-        return Place(self.tensor, whole.shape, other, tuple(whole.tensor.shape), parts)
+        return Destination(self.tensor, whole.shape, other, tuple(whole.tensor.shape), parts)
 
     def pieces(self, stored: StoredTensor) -> list[Piece]:
         """Return the pieces of its tensor, `stored`, that this rank has."""
@@ -105,14 +105,14 @@ class Place(NamedTuple):
         assert at == self.tensor.shape[cut], f"{stored.name}: parts of another size"
         return found
 
-    def of_shape(self, shape: tuple[int, ...]) -> Place:
-        """Return the place for the checkpoint's tensor, which has that shape."""
+    def of_shape(self, shape: tuple[int, ...]) -> Destination:
+        """Return the destination of the checkpoint's tensor, which has that shape."""
         return self.other if self.other is not None and self.other.shape == shape else self
 
 
-def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
+def destinations(model: nn.Module, names: TensorNames) -> dict[str, Destination]:
     """Return the destination of each tensor of a checkpoint, by our name of it."""
-    places: dict[str, Place] = {}
+    targets: dict[str, Destination] = {}
     for path, module in model.named_modules():
         if isinstance(module, (StoredProjection, nn.ParameterList)):
             continue  # a part of a quantised module
@@ -122,8 +122,8 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
         if isinstance(module, Linear) and name in names.stacked:
             tensors = {f"{name}.{key}": tensor for key, tensor in module.named_parameters()}
         elif isinstance(module, Experts) and names.experts == "gates and ups":
-            for key, place in _stacked_experts(module, names).items():
-                places[f"{parent}.{key}"] = place
+            for key, target in _stacked_experts(module, names).items():
+                targets[f"{parent}.{key}"] = target
             continue
         elif isinstance(module, (Linear, Embedding, Experts, QuantizedLinear, QuantizedExperts)):
             tensors = module.destinations()
@@ -137,23 +137,23 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Place]:
             shape = tuple(tensor.shape)
             if heads:
                 tensor = _side_by_side(tensor, 0, (3, heads))
-            places[f"{parent}.{name}" if parent else name] = Place(tensor, shape)
-    return places
+            targets[f"{parent}.{name}" if parent else name] = Destination(tensor, shape)
+    return targets
 
 
-def rank_destinations(model: CausalLM, whole: CausalLM) -> dict[str, Place | None]:
+def rank_destinations(model: CausalLM, whole: CausalLM) -> dict[str, Destination | None]:
     """Return the same for one rank of the model `whole`, which may have shapes alone.
 
     None: a bias that rank 0 adds to the sum over the ranks; it is 0 here.
     """
     spec = model.spec
     mine = destinations(model, spec.tensor_names)
-    found: dict[str, Place | None] = {}
-    for name, place in destinations(whole, whole.spec.tensor_names).items():
+    found: dict[str, Destination | None] = {}
+    for name, target in destinations(whole, whole.spec.tensor_names).items():
         if spec.rank and adds_to_sum(name):
             found[name] = None
         else:
-            found[name] = mine[name].of_a_rank(place, _parts(spec, name))
+            found[name] = mine[name].of_a_rank(target, _parts(spec, name))
     return found
 
 
@@ -185,23 +185,23 @@ def _parts(spec: ModelSpec, name: str) -> tuple[ShardRange, ...]:
     return (features, features) if is_stacked else (features,)
 
 
-def _stacked_experts(experts: Experts, names: TensorNames) -> dict[str, Place]:
-    places: dict[str, Place] = {}
+def _stacked_experts(experts: Experts, names: TensorNames) -> dict[str, Destination]:
+    targets: dict[str, Destination] = {}
     for name, tensor in experts.stacked_destinations().items():
         splits = names.gates_first and name.startswith("experts.gate_up")
-        place = _outputs_at(tensor.dim() - 1, tensor, gates_first=splits)
+        target = _outputs_at(tensor.dim() - 1, tensor, gates_first=splits)
         if names.outputs_first is not False and tensor.dim() == 3:
             other = _outputs_at(1, tensor.transpose(1, 2), gates_first=splits)
-            place = other if names.outputs_first else place._replace(other=other)
-        places[name] = place
-    return places
+            target = other if names.outputs_first else target._replace(other=other)
+        targets[name] = target
+    return targets
 
 
-def _outputs_at(dim: int, tensor: Tensor, *, gates_first: bool) -> Place:
-    """Return the place of experts, whose gates and ups alternate in `tensor`, at `dim`."""
+def _outputs_at(dim: int, tensor: Tensor, *, gates_first: bool) -> Destination:
+    """Return the destination of experts, whose gates and ups alternate in `tensor`, at `dim`."""
     shape = tuple(tensor.shape)
     view = _side_by_side(tensor, dim, (shape[dim] // 2, 2)) if gates_first else tensor
-    return Place(view, shape)
+    return Destination(view, shape)
 
 
 def _side_by_side(tensor: Tensor, dim: int, counts: tuple[int, int]) -> Tensor:
@@ -215,7 +215,7 @@ def _side_by_side(tensor: Tensor, dim: int, counts: tuple[int, int]) -> Tensor:
 
 def match_tensors(
     stored: Mapping[str, StoredTensor],
-    places: Mapping[str, Place | None],
+    targets: Mapping[str, Destination | None],
     names: TensorNames,
     *,
     tied: bool,
@@ -224,7 +224,7 @@ def match_tensors(
 
     Args:
         stored: the checkpoint's tensors, by its names of them.
-        places: what `destinations` or `rank_destinations` returned.
+        targets: what `destinations` or `rank_destinations` returned.
         names: how the checkpoint names our tensors.
         tied: whether the LM head shares the embedding's weight; one that is stored is then left
             out (`with_stored_head` compares them).
@@ -233,37 +233,37 @@ def match_tensors(
         CheckpointError: a tensor is missing, unknown, or of a wrong shape or an unsupported dtype.
     """
     prefix = names.find_prefix(stored)
-    places = {names.of(name, prefix): place for name, place in places.items()}
+    targets = {names.of(name, prefix): target for name, target in targets.items()}
     embedding, head = names.of(EMBEDDING, prefix), names.of(HEAD, prefix)
     if tied and head in stored:
         if embedding in stored:
             stored = {name: tensor for name, tensor in stored.items() if name != head}
         else:
-            places = {head if name == embedding else name: to for name, to in places.items()}
-    for name in places:
+            targets = {head if name == embedding else name: to for name, to in targets.items()}
+    for name in targets:
         if name not in stored:
             raise CheckpointError(f"{name}: missing from {where_missing(stored)}")
     found: list[Piece] = []
     for name, tensor in stored.items():
-        if name not in places:
-            if names.is_ignored(name) or _is_empty_bias(tensor, places):
+        if name not in targets:
+            if names.is_ignored(name) or _is_empty_bias(tensor, targets):
                 continue
             raise CheckpointError(
                 f"{name}: tensor in {tensor.file.name} that this architecture does not have"
             )
-        if (place := places[name]) is None:
+        if (target := targets[name]) is None:
             continue
-        place = place.of_shape(tensor.shape)
-        wanted = place.shape
-        tensor = tensor.as_stored(place.tensor.dtype)
-        _require_type(tensor, place.tensor.dtype)
+        target = target.of_shape(tensor.shape)
+        wanted = target.shape
+        tensor = tensor.as_stored(target.tensor.dtype)
+        _require_type(tensor, target.tensor.dtype)
         # A single number may be stored as a scalar or as a list of one, a vector as a row.
         if _without_ones(tensor.shape) != _without_ones(wanted):
             raise CheckpointError(
                 f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but "
                 f"{tensor.described_by} asks for {list(wanted)}"
             )
-        found += place.pieces(tensor)
+        found += target.pieces(tensor)
     return found
 
 
@@ -271,10 +271,10 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _is_empty_bias(tensor: StoredTensor, places: Mapping[str, Place | None]) -> bool:
+def _is_empty_bias(tensor: StoredTensor, targets: Mapping[str, Destination | None]) -> bool:
     """Return whether it is zeros beside a projection of GPTQ: AutoGPTQ gives each a bias."""
     module = tensor.name.removesuffix(".bias")
-    if module == tensor.name or f"{module}.qweight" not in places:
+    if module == tensor.name or f"{module}.qweight" not in targets:
         return False
     require_float(tensor)
     return not bool(read_tensor(tensor).any())

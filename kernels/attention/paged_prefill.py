@@ -300,7 +300,7 @@ def prefill_kernel(
     i_seq = _find_sequence(i_tile, start_ptr, num_sequences, GROUP, BLOCK_M)
     if i_seq < 0:
         return  # tokens before the first sequence
-    first_token, num_tokens, i_row = _place(i_tile, i_seq, start_ptr, GROUP, BLOCK_M)
+    first_token, num_tokens, i_row = _tile_rows(i_tile, i_seq, start_ptr, GROUP, BLOCK_M)
     if i_row >= num_tokens * GROUP:
         return
     length = tl.load(seq_lens_ptr + i_seq)
@@ -327,32 +327,32 @@ def prefill_kernel(
     table_ptr += i_seq.to(tl.int64) * table_stride
 
     # Rows past the chunk get the position of its last token: they attend to keys, which avoids NaN.
-    b_place = tl.minimum(context + o_row // GROUP, length - 1)
+    b_position = tl.minimum(context + o_row // GROUP, length - 1)
     # Not below 0: a sequence that has ended on the device has no keys and no block table row.
-    first_place = tl.maximum(context + i_row // GROUP, 0)
-    last_place = tl.minimum(context + (i_row + BLOCK_M - 1) // GROUP, length - 1)
+    first_position = tl.maximum(context + i_row // GROUP, 0)
+    last_position = tl.minimum(context + (i_row + BLOCK_M - 1) // GROUP, length - 1)
     # Some row attends to keys `begin` to `end`; every row attends to tiles `head` to `tail`.
     begin, head = 0, 0
-    tail = (first_place + 1) // BLOCK_N * BLOCK_N
-    end = last_place + 1
+    tail = (first_position + 1) // BLOCK_N * BLOCK_N
+    end = last_position + 1
     b_top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, since -inf - -inf is NaN
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_out = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if window is not None:
-        begin = tl.maximum(first_place - window + 1, 0)
+        begin = tl.maximum(first_position - window + 1, 0)
         head = tl.minimum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N, tail)
         b_top, b_sum, b_out = _attend(
-            b_q, b_top, b_sum, b_out, b_place, key_ptr, value_ptr, table_ptr,
+            b_q, b_top, b_sum, b_out, b_position, key_ptr, value_ptr, table_ptr,
             begin // BLOCK_N * BLOCK_N, head, begin, end, window, scale * key_scale, soft_cap,
             NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True,
         )  # fmt: skip
     b_top, b_sum, b_out = _attend(
-        b_q, b_top, b_sum, b_out, b_place, key_ptr, value_ptr, table_ptr,
+        b_q, b_top, b_sum, b_out, b_position, key_ptr, value_ptr, table_ptr,
         head, tail, begin, tail, window, scale * key_scale, soft_cap,
         NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, False,
     )  # fmt: skip
     b_top, b_sum, b_out = _attend(
-        b_q, b_top, b_sum, b_out, b_place, key_ptr, value_ptr, table_ptr,
+        b_q, b_top, b_sum, b_out, b_position, key_ptr, value_ptr, table_ptr,
         tail, end, begin, end, window, scale * key_scale, soft_cap,
         NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
@@ -364,8 +364,8 @@ def prefill_kernel(
     # Without keys the sum of weights is zero.
     b_out *= (value_scale / tl.maximum(b_sum, 1e-30))[:, None]
 
-    # Recomputed: keeping the rows' places from above would hold registers through the loops.
-    first_token, num_tokens, i_row = _place(i_tile, i_seq, start_ptr, GROUP, BLOCK_M)
+    # Recomputed: keeping the rows' positions from above would hold registers through the loops.
+    first_token, num_tokens, i_row = _tile_rows(i_tile, i_seq, start_ptr, GROUP, BLOCK_M)
     o_row = i_row + tl.arange(0, BLOCK_M)
     m_q = (o_row < num_tokens * GROUP)[:, None] & (o_d < HEAD_DIM)[None, :]
     p_out = out_ptr + (first_token + o_row // GROUP).to(tl.int64) * out_stride
@@ -396,7 +396,7 @@ def _find_sequence(i_tile, start_ptr, num_sequences, GROUP: tl.constexpr, BLOCK_
 
 
 @triton.jit
-def _place(i_tile, i_seq, start_ptr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
+def _tile_rows(i_tile, i_seq, start_ptr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr):
     """Return a sequence's first token, its number of tokens, and the first row of its `i_tile`.
 
     The rows of a sequence are its tokens, each with the heads that share a KV head. Loads are
@@ -414,7 +414,7 @@ def _attend(
     b_top,
     b_sum,
     b_out,
-    b_place,
+    b_position,
     key_ptr,
     value_ptr,
     table_ptr,
@@ -460,9 +460,9 @@ def _attend(
             b_s = 1.0 - 2.0 / (tl.exp2(b_s * (2.0 * factor / soft_cap)) + 1.0)  # tanh
             factor = soft_cap * _LOG2E
         if MASKED:
-            m_s = (i_n + o_n)[None, :] <= b_place[:, None]
+            m_s = (i_n + o_n)[None, :] <= b_position[:, None]
             if window is not None:
-                m_s &= (i_n + o_n)[None, :] > (b_place - window)[:, None]
+                m_s &= (i_n + o_n)[None, :] > (b_position - window)[:, None]
             b_s = tl.where(m_s, b_s, float("-inf"))
         b_new = tl.maximum(b_top, tl.max(b_s, 1))
         b_fade = tl.exp2((b_top - b_new) * factor)

@@ -59,12 +59,13 @@ class SplitPlan(NamedTuple):
 def num_work_items(num_sequences: int, num_kv_heads: int, device: torch.device) -> int:
     """Return W, the work items to plan for.
 
-    One program per resident place on the SMs of `device`: further programs would wait for others to
+    As many programs as are resident on the SMs of `device`: further programs would wait for others
+        to
     end. At least half of that beyond one item per sequence, so that a long sequence among many
     short ones can be split.
     """
-    places = PROGRAMS_PER_SM * devices.limits(device).num_sms // num_kv_heads
-    return max(places, num_sequences + places // 2, 1)
+    resident = PROGRAMS_PER_SM * devices.limits(device).num_sms // num_kv_heads
+    return max(resident, num_sequences + resident // 2, 1)
 
 
 def plan_splits(

@@ -17,14 +17,14 @@ from kernels.checks import (
 )
 from kernels.cpu.activation import ACTIVATIONS
 from kernels.cpu.library import operations
-from kernels.cpu.linear import can_gate, panel_columns
+from kernels.cpu.linear import can_gate, packed_columns
 from kernels.experts.activation import ExpertActivation
 
 _UNIT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertPanels:
+class PackedExpertWeights:
     """A projection of all experts.
 
     Attributes:
@@ -38,13 +38,13 @@ class ExpertPanels:
     bias: Tensor | None
 
 
-def experts_in_panels(
+def packed_experts(
     x: Tensor,
     experts: Tensor,
     weights: Tensor,
     totals: Tensor,
-    gate_up: ExpertPanels,
-    down: ExpertPanels,
+    gate_up: PackedExpertWeights,
+    down: PackedExpertWeights,
     *,
     size: int,
     activation: ExpertActivation,
@@ -72,10 +72,10 @@ def experts_in_panels(
     """
     _check(x, experts, weights, totals)
     if not can_gate(size):
-        raise ValueError(f"size: must be a multiple of {panel_columns() // 2} (got {size})")
+        raise ValueError(f"size: must be a multiple of {packed_columns() // 2} (got {size})")
     num_experts, hidden = len(totals), x.shape[1]
-    _check_panels("gate_up", gate_up, x, num_experts, 2 * size, hidden)
-    _check_panels("down", down, x, num_experts, hidden, size)
+    _check_packed("gate_up", gate_up, x, num_experts, 2 * size, hidden)
+    _check_packed("down", down, x, num_experts, hidden, size)
     fast = operations(x)
     assert fast is not None, "the CPU kernels are not there"
     out: Tensor = fast.experts(
@@ -115,24 +115,24 @@ def _check(x: Tensor, experts: Tensor, weights: Tensor, totals: Tensor) -> None:
         raise ValueError(f"experts: must be from -1 to {len(totals) - 1}")
 
 
-def _check_panels(
-    name: str, panels: ExpertPanels, x: Tensor, num_experts: int, rows: int, depth: int
+def _check_packed(
+    name: str, packed: PackedExpertWeights, x: Tensor, num_experts: int, rows: int, depth: int
 ) -> None:
     """Check a projection to `rows` features from `depth`."""
-    dtype = x.dtype if panels.scale is None else torch.uint8
-    check_dtype(name, panels.weight, dtype)
-    columns, per_unit = panel_columns(), _UNIT_BYTES // dtype.itemsize
+    dtype = x.dtype if packed.scale is None else torch.uint8
+    check_dtype(name, packed.weight, dtype)
+    columns, per_unit = packed_columns(), _UNIT_BYTES // dtype.itemsize
     num_panels = -(-rows // columns)
     check_shape(
-        name, panels.weight, (num_experts, num_panels, depth // per_unit, columns, per_unit)
+        name, packed.weight, (num_experts, num_panels, depth // per_unit, columns, per_unit)
     )
-    named = {name: panels.weight, f"{name}.scale": panels.scale, f"{name}.bias": panels.bias}
-    if panels.scale is not None:
-        check_dtype(f"{name}.scale", panels.scale, torch.float32)
-        check_shape(f"{name}.scale", panels.scale, (num_experts, num_panels * columns))
-    if panels.bias is not None:
-        check_dtype(f"{name}.bias", panels.bias, x.dtype)
-        check_shape(f"{name}.bias", panels.bias, (num_experts, rows))
+    named = {name: packed.weight, f"{name}.scale": packed.scale, f"{name}.bias": packed.bias}
+    if packed.scale is not None:
+        check_dtype(f"{name}.scale", packed.scale, torch.float32)
+        check_shape(f"{name}.scale", packed.scale, (num_experts, num_panels * columns))
+    if packed.bias is not None:
+        check_dtype(f"{name}.bias", packed.bias, x.dtype)
+        check_shape(f"{name}.bias", packed.bias, (num_experts, rows))
     for part, tensor in named.items():
         if tensor is not None:
             check_contiguous(part, tensor)

@@ -38,6 +38,6 @@ class LargePages:
         aligned = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
         if aligned > len(self._rest):
             self._rest = zeros_on_demand(max(aligned, _CHUNK_BYTES))
-        place, self._rest = self._rest[:num_bytes], self._rest[aligned:]
-        copied: Tensor = place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        buffer, self._rest = self._rest[:num_bytes], self._rest[aligned:]
+        copied: Tensor = buffer.view(tensor.dtype).view(tensor.shape).copy_(tensor)
         return copied

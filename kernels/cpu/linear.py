@@ -1,4 +1,4 @@
-"""Matrix products with packed weights, in floating point, int8, or integers scaled in groups.
+"""GEMMs with packed weights, in floating point, int8, or integers scaled in groups.
 
 Weights are packed into panels of output channels in the order in which the kernels read them. A
 panel has as many channels as two vector registers hold: 32 with AVX-512, 16 with AVX2.
@@ -47,8 +47,8 @@ def serves(weight: Tensor, device: torch.device) -> bool:
 
 
 @cache
-def panel_columns() -> int:
-    """Return C, the output channels per panel; the kernels must have been built."""
+def packed_columns() -> int:
+    """Return C, the output channels that are packed together; the kernels must be built."""
     fast = operations(torch.empty(0))
     assert fast is not None, "the CPU kernels are not there"
     columns: int = fast.panel_columns()
@@ -57,7 +57,7 @@ def panel_columns() -> int:
 
 def can_gate(size: int) -> bool:
     """Return whether `gated_linear` supports `size` gates."""
-    return size % (panel_columns() // 2) == 0
+    return size % (packed_columns() // 2) == 0
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -90,14 +90,14 @@ def pack_uint8(steps: Tensor) -> Tensor:
 
 def pad_groups(values: Tensor) -> Tensor:
     """Return [N, groups] values as float16 [P, groups, C], padded with zeros."""
-    padded = F.pad(values.to(torch.float16), (0, 0, 0, -len(values) % panel_columns()))
-    panels: Tensor = padded.unflatten(0, (-1, panel_columns())).transpose(1, 2).contiguous()
-    return panels
+    padded = F.pad(values.to(torch.float16), (0, 0, 0, -len(values) % packed_columns()))
+    packed: Tensor = padded.unflatten(0, (-1, packed_columns())).transpose(1, 2).contiguous()
+    return packed
 
 
 def pad_channels(values: Tensor) -> Tensor:
     """Return [N] values padded with zeros for the channels that packing adds."""
-    return F.pad(values, (0, -len(values) % panel_columns()))
+    return F.pad(values, (0, -len(values) % packed_columns()))
 
 
 def linear(
@@ -169,7 +169,7 @@ def gated_linear(
         ValueError: as in `linear`.
     """
     if not can_gate(size):
-        raise ValueError(f"size: must be a multiple of {panel_columns() // 2} (got {size})")
+        raise ValueError(f"size: must be a multiple of {packed_columns() // 2} (got {size})")
     fast = _operations(x, weight, scale, offset, bias, 2 * size)
     out: Tensor = fast.gated_linear(
         x, weight, scale, offset, bias, size, ACTIVATIONS[activation], invariant
@@ -182,19 +182,19 @@ def interleave(stacked: Tensor) -> Tensor:
 
     Rows alternate in runs of half a panel.
     """
-    turns: Tensor = stacked.unflatten(0, (2, -1, panel_columns() // 2)).transpose(0, 1)
+    turns: Tensor = stacked.unflatten(0, (2, -1, packed_columns() // 2)).transpose(0, 1)
     return turns.flatten(0, 2)
 
 
 def _pack(weight: Tensor, per_unit: int) -> Tensor:
-    columns = panel_columns()
+    columns = packed_columns()
     if added := -len(weight) % columns:
         weight = F.pad(weight, (0, 0, 0, added))
     # Move whole units, so that fewer and larger pieces are copied.
     units = weight.contiguous().view(torch.int32)
-    panels: Tensor = units.unflatten(0, (-1, columns)).transpose(1, 2).contiguous()
-    num_panels, depth, _ = panels.shape
-    return panels.view(weight.dtype).view(num_panels, depth, columns, per_unit)
+    packed: Tensor = units.unflatten(0, (-1, columns)).transpose(1, 2).contiguous()
+    num_panels, depth, _ = packed.shape
+    return packed.view(weight.dtype).view(num_panels, depth, columns, per_unit)
 
 
 def _operations(
@@ -210,7 +210,7 @@ def _operations(
     check_last_stride("x", x)
     dtype = x.dtype if scale is None else torch.uint8
     check_dtype("weight", weight, dtype)
-    in_features, columns = x.shape[-1], panel_columns()
+    in_features, columns = x.shape[-1], packed_columns()
     num_panels = -(-out_features // columns)
     per_unit = _UNIT_BYTES // dtype.itemsize
     if scale is not None and scale.dim() == 3 and 8 * weight.shape[1] == in_features:

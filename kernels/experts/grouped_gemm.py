@@ -1,4 +1,4 @@
-"""Products of tokens with the weights of the experts they have chosen.
+"""Grouped GEMM: tokens times the weights of the experts they have chosen.
 
 Each program multiplies one block of rows, which have the same expert, with some columns of that
 expert's weight. Rows are read and written where they lie: nothing is gathered. A tile is summed by
@@ -104,7 +104,7 @@ def _torch(
 ) -> Tensor:
     """Multiply block by block; rows of choices that are in none are 0."""
     num_choices = len(x) * top_k
-    coded = isinstance(weight, Codes)
+    is_wna16 = isinstance(weight, Codes)
     columns = _num_rows(weight) // (1 if activation is None else 2)
     out = torch.zeros(num_choices, columns, dtype=x.dtype, device=x.device)
     for i, choices in zip(blocks.experts.tolist(), blocks.choices, strict=True):
@@ -112,11 +112,11 @@ def _torch(
             break
         chosen = choices[choices < num_choices]
         its = unpack(expert(weight, i)).to(x.dtype) if isinstance(weight, Codes) else weight[i]
-        product = F.linear(x[chosen // top_k], its, None if bias is None else bias[i])
+        result = F.linear(x[chosen // top_k], its, None if bias is None else bias[i])
         if activation is not None:
-            gate, up = product.chunk(2, 1) if coded else (product[:, ::2], product[:, 1::2])
-            product = activation(gate, up).to(x.dtype)
-        out[chosen] = product
+            gate, up = result.chunk(2, 1) if is_wna16 else (result[:, ::2], result[:, 1::2])
+            result = activation(gate, up).to(x.dtype)
+        out[chosen] = result
     return out
 
 
@@ -237,8 +237,8 @@ def grouped_gemm_kernel(
     ROWS: tl.constexpr = 2 if GATED else 1  # of the weight, per column of the result
     i_band = tl.program_id(0) // (BAND * TILES_N)
     height = tl.minimum(num_blocks - i_band * BAND, BAND)
-    i_place = tl.program_id(0) % (BAND * TILES_N)
-    i_block, i_n = i_band * BAND + i_place % height, i_place // height
+    i_in_band = tl.program_id(0) % (BAND * TILES_N)
+    i_block, i_n = i_band * BAND + i_in_band % height, i_in_band // height
     expert = tl.load(blocks_ptr + i_block).to(tl.int64)
     if expert >= 0:
         o_choice = tl.load(choices_ptr + i_block * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -364,8 +364,8 @@ def wna16_grouped_gemm_kernel(
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     i_band = tl.program_id(0) // (BAND * TILES_N)
     height = tl.minimum(num_blocks - i_band * BAND, BAND)
-    i_place = tl.program_id(0) % (BAND * TILES_N)
-    i_block, i_n = i_band * BAND + i_place % height, i_place // height
+    i_in_band = tl.program_id(0) % (BAND * TILES_N)
+    i_block, i_n = i_band * BAND + i_in_band % height, i_in_band // height
     expert = tl.load(blocks_ptr + i_block).to(tl.int64)
     if expert >= 0:
         o_choice = tl.load(choices_ptr + i_block * BLOCK_M + tl.arange(0, BLOCK_M))

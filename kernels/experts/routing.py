@@ -106,7 +106,7 @@ def reference(
 ) -> tuple[Tensor, Tensor]:
     """Return the same, by sorting."""
     wide = logits.float()
-    # Softmax goes row by row: other operations of torch may round a row by its place among others.
+    # Softmax goes row by row: other operations of torch may round a row by its index among others.
     values = wide.softmax(-1) if scores == "softmax" else _sigmoid(wide)
     order = wide if bias is None else values + bias
     experts = order.sort(dim=-1, descending=True, stable=True)[1][:, :top_k]

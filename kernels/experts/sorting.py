@@ -61,7 +61,7 @@ def sort_by_expert(experts: Tensor, totals: Tensor, block_rows: int) -> ExpertBl
             num_choices=num_choices,
             **settings(),
         )
-        _place_kernel[(num_experts,)](
+        _scatter_kernel[(num_experts,)](
             experts_ptr=experts,
             counts_ptr=counts,
             choices_ptr=choices,
@@ -116,7 +116,7 @@ def _count_kernel(experts_ptr, counts_ptr, totals_ptr, num_choices, BLOCK: tl.co
 
 
 @triton.jit(do_not_specialize=["num_choices", "num_blocks"])
-def _place_kernel(
+def _scatter_kernel(
     experts_ptr,
     counts_ptr,
     choices_ptr,
@@ -148,14 +148,14 @@ def _place_kernel(
         o_last = (end - 1) * ROWS + o_row
         m_exceeds = o_last - first * ROWS >= count
         tl.store(choices_ptr + o_last, tl.full([ROWS], num_choices, tl.int32), mask=m_exceeds)
-        place = first * ROWS
+        offset = first * ROWS
         for i in range(0, num_choices, BLOCK):
             b_experts = tl.load(experts_ptr + i + o, mask=i + o < num_choices, other=-1)
             m_ours = b_experts == i_expert
             b_ours = m_ours.to(tl.int32)
             b_before = tl.cumsum(b_ours, 0) - b_ours
-            tl.store(choices_ptr + place + b_before, i + o, mask=m_ours)
-            place += tl.sum(b_ours, 0)
+            tl.store(choices_ptr + offset + b_before, i + o, mask=m_ours)
+            offset += tl.sum(b_ours, 0)
 
 
 def settings() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Product of FP8 activations and an FP8 weight, with scales of rows or of blocks.
+"""GEMM of FP8 activations and an FP8 weight, with scales of rows or of blocks.
 
 Sums are float32. On Hopper the matrix units keep fewer bits of sums of FP8, so these are added up
 in registers after each block of 128 inputs (DeepSeek-V3, 2024). Of few rows the depth is split;
@@ -98,8 +98,8 @@ def reference(
     depth = x.shape[1]
     columns = weight_scale.repeat_interleave(len(weight) // len(weight_scale), 0)
     rows, columns = (_expand(scale, depth) for scale in (x_scale, columns))
-    product = (x.float() * rows) @ (weight.float() * columns).t()
-    return product if bias is None else product + bias.float()
+    result = (x.float() * rows) @ (weight.float() * columns).t()
+    return result if bias is None else result + bias.float()
 
 
 def _expand(scale: Tensor, depth: int) -> Tensor:
@@ -155,14 +155,14 @@ def _kernel(
             m_x, m_w = m_x & (i_k + o_k < K)[None, :], m_w & (i_k + o_k < K)[None, :]
         b_x = tl.load(p_x + i_k, mask=m_x, other=0.0)  # [BLOCK_M, BLOCK_K]
         b_w = tl.load(p_w + i_k, mask=m_w, other=0.0)  # [BLOCK_N, BLOCK_K]
-        b_product = _product(b_x, b_w)
+        b_dot = _dot(b_x, b_w)
         if IN_BLOCKS:
-            b_product *= tl.load(p_x_scale + i_block, mask=m_m, other=0.0)[:, None]
+            b_dot *= tl.load(p_x_scale + i_block, mask=m_m, other=0.0)[:, None]
             if ROWS % BLOCK_N:
-                b_product *= tl.load(p_w_scale + i_block, mask=m_n, other=0.0)[None, :]
+                b_dot *= tl.load(p_w_scale + i_block, mask=m_n, other=0.0)[None, :]
             else:
-                b_product *= tl.load(p_w_scale + i_block)
-        b_sum += b_product
+                b_dot *= tl.load(p_w_scale + i_block)
+        b_sum += b_dot
     if not IN_BLOCKS:
         b_sum *= tl.load(p_x_scale, mask=m_m, other=0.0)[:, None]
         if ROWS % BLOCK_N:
@@ -177,16 +177,16 @@ def _kernel(
 
 
 @triton.jit
-def _product(b_x, b_w):
+def _dot(b_x, b_w):
     """Return `b_x` [M, K] `b_w`^T [K, N], with few rows as the transpose of the other product.
 
     Matrix instructions of Hopper take 64 rows of the left operand, but as few as 8 columns.
     """
     if b_x.shape[0] < 64:
-        b_product = tl.trans(tl.dot(b_w, tl.trans(b_x)))
+        b_dot = tl.trans(tl.dot(b_w, tl.trans(b_x)))
     else:
-        b_product = tl.dot(b_x, tl.trans(b_w))
-    return b_product
+        b_dot = tl.dot(b_x, tl.trans(b_w))
+    return b_dot
 
 
 def _is_cublas(x: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype) -> bool:

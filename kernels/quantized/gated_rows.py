@@ -42,8 +42,8 @@ def gated_rows(
     _check(gate_up, activation, group, scale)
     num_rows, size = len(gate_up), gate_up.shape[1] // 2
     if not device.runs_triton(gate_up):
-        product = gated_activation.gated_activation(gate_up, activation)
-        codes, scales = rows.reference(product.view(-1, group or size), scale)
+        gated = gated_activation.gated_activation(gate_up, activation)
+        codes, scales = rows.reference(gated.view(-1, group or size), scale)
         return codes.view(num_rows, size), scales.view(num_rows, size // (group or size))
     out = torch.empty(num_rows, size, dtype=FP8, device=gate_up.device)
     scales = torch.empty(

@@ -1,4 +1,4 @@
-"""Splits of the depth of a product, and the sum of their results.
+"""Split-K: splits of the depth of a GEMM, and the sum of their results.
 
 A product of few rows is bound by reading its weight, and has few tiles: of a weight of 4096 columns
 64. Several programs share a tile then, each with a part of the depth, and write their sums in

@@ -23,5 +23,5 @@ def tile_of(
     TILES_N: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     i_band = i_tile // (BAND * TILES_N)
     height = tl.minimum(tl.cdiv(num_rows, BLOCK_M) - i_band * BAND, BAND)
-    i_place = i_tile % (BAND * TILES_N)
-    return i_band * BAND + i_place % height, i_place // height
+    i_in_band = i_tile % (BAND * TILES_N)
+    return i_band * BAND + i_in_band % height, i_in_band // height

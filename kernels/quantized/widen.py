@@ -2,7 +2,7 @@
 
 A tile has a code in each byte, or two of 4 bits. Triton would widen byte by byte, which takes more
 instructions than there is time for while the next tile comes from memory: 7 for a code of 4 bits,
-where pairs of 16-bit floats take 1.4. Loaded as words of 16 bits, the codes at one place in two of
+where pairs of 16-bit floats take 1.4. Loaded as words of 16 bits, the codes of one index in two of
 them are such a pair where they lie, and no bytes are exchanged. The interpreter, which runs no
 assembly, widens to float32.
 """
@@ -70,7 +70,7 @@ _BF16_E2M1_HIGH = tl.constexpr(_FLOATS.format(left=0, **_BF16_E2M1))
 _FP16_E2M1_LOW = tl.constexpr(_FLOATS.format(left=4, **_FP16_E2M1))
 _FP16_E2M1_HIGH = tl.constexpr(_FLOATS.format(left=0, **_FP16_E2M1))
 
-# Of codes in two words, at the same place. The last bits of floats of 128 or 1024 are units, as
+# Of codes in two words, of one index. The last bits of floats of 128 or 1024 are units, as
 # above.
 _WORDS = """
 {{
@@ -83,28 +83,28 @@ fma.rn.{kind} $0, codes, one, $2;
 }}
 """
 _BF16_WORDS = tl.constexpr(
-    [_WORDS.format(right=4 * place, **_BF16 | {"unit": "0x43004300"}) for place in range(4)]
+    [_WORDS.format(right=4 * index, **_BF16 | {"unit": "0x43004300"}) for index in range(4)]
 )
 _FP16_WORDS = tl.constexpr(
-    [_WORDS.format(right=4 * place, **_FP16 | {"unit": "0x64006400"}) for place in range(4)]
+    [_WORDS.format(right=4 * index, **_FP16 | {"unit": "0x64006400"}) for index in range(4)]
 )
 
 
 @triton.jit
 def widen_int4_words(
-    b_word, b_shift, PLACE: tl.constexpr, DTYPE: tl.constexpr, NATIVE: tl.constexpr
+    b_word, b_shift, INDEX: tl.constexpr, DTYPE: tl.constexpr, NATIVE: tl.constexpr
 ):
     """Return codes - 8 + shifts, which are integers of at most 64, in DTYPE.
 
     Args:
-        b_word: int16 [N, K], four codes each, of which those at PLACE are widened, from the low
+        b_word: int16 [N, K], four codes each, of which those at INDEX are widened, from the low
             bits on.
         b_shift: float32 [N].
     """
     if NATIVE:
         b_less = (b_shift - (136.0 if DTYPE.is_bf16() else 1032.0)).to(DTYPE)[:, None]
         b_value = tl.inline_asm_elementwise(
-            _BF16_WORDS[PLACE] if DTYPE.is_bf16() else _FP16_WORDS[PLACE],
+            _BF16_WORDS[INDEX] if DTYPE.is_bf16() else _FP16_WORDS[INDEX],
             "=r,r,r",
             [b_word, tl.broadcast_to(b_less, b_word.shape)],
             dtype=tl.bfloat16 if DTYPE.is_bf16() else tl.float16,
@@ -112,7 +112,7 @@ def widen_int4_words(
             pack=2,
         )
     else:
-        b_value = widen_int4((b_word >> 4 * PLACE).to(tl.uint8), b_shift, 0, DTYPE, False)
+        b_value = widen_int4((b_word >> 4 * INDEX).to(tl.uint8), b_shift, 0, DTYPE, False)
     return b_value
 
 

@@ -1,4 +1,4 @@
-"""Product of floats and a weight of codes of 4 or 8 bits, which are widened in registers.
+"""GEMM of floats and a weight of codes of 4 or 8 bits, which are widened in registers.
 
 The weight is the left operand, and what is computed is the transposed result: matrix instructions
 of Hopper take their left operand from registers, and as few as 8 columns of the right one, which
@@ -93,8 +93,8 @@ def wna16_linear(
 
 def reference(x: Tensor, weight: Codes, bias: Tensor | None) -> Tensor:
     """Return the product in float32."""
-    product = x.float() @ unpack(weight).t()
-    return product if bias is None else product + bias.float()
+    result = x.float() @ unpack(weight).t()
+    return result if bias is None else result + bias.float()
 
 
 # Not specialised on the number of rows: another batch must not recompile.

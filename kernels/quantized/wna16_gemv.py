@@ -1,4 +1,4 @@
-"""Product of one row with a weight of codes of 4 or 8 bits, without matrix instructions.
+"""GEMV: one row times a weight of codes of 4 or 8 bits, without matrix instructions.
 
 A step of one sequence is bound by reading the weights. A program of `wna16_gemm` waits in turn
 for each block of codes, shifts and scales, and takes 5 instructions per weight of 4 bits: more than

@@ -1,7 +1,7 @@
 """The host's changes to the slot tables between two steps: one upload and one launch.
 
-The changes are runs of values for consecutive places of the tables' buffer; each program writes one
-chunk of a run.
+The changes are runs of values for consecutive entries of the tables' buffer; each program writes
+one chunk of a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SlotWrites:
         """Collect changes to `tables`."""
         self._tables = tables
         # Runs of values: their offsets in the buffer, their lengths, and all values in turn.
-        self._places: list[NDArray[np.int64]] = []
+        self._offsets: list[NDArray[np.int64]] = []
         self._sizes: list[NDArray[np.int64]] = []
         self._values: list[NDArray[np.int32]] = []
 
@@ -91,7 +91,7 @@ class SlotWrites:
             else:
                 self.set_column(name, slots, values)
         offsets, rows = zip(*numbers, strict=True)
-        self._places.append(np.add.outer(np.array(offsets), slots).ravel())
+        self._offsets.append(np.add.outer(np.array(offsets), slots).ravel())
         self._sizes.append(np.ones(len(offsets) * len(slots), dtype=np.int64))
         self._values.append(np.concatenate(rows))
 
@@ -136,7 +136,7 @@ class SlotWrites:
             (self._tables.step_slots, slots),
             (self._tables.query_start_loc, query_start_loc),
         ):
-            self._places.append(np.array([table.storage_offset()]))
+            self._offsets.append(np.array([table.storage_offset()]))
             self._sizes.append(np.array([len(values)]))
             self._values.append(values)
 
@@ -146,21 +146,21 @@ class SlotWrites:
         Raises:
             ValueError: a value was set twice; nothing is written then.
         """
-        if not self._places:
+        if not self._offsets:
             return
-        places, sizes = np.concatenate(self._places), np.concatenate(self._sizes)
+        offsets, sizes = np.concatenate(self._offsets), np.concatenate(self._sizes)
         values = np.concatenate(self._values)
-        self._places, self._sizes, self._values = [], [], []
+        self._offsets, self._sizes, self._values = [], [], []
         if not len(values):
             return
-        order = np.argsort(places)
-        if (places[order][1:] < (places + sizes)[order][:-1]).any():
+        order = np.argsort(offsets)
+        if (offsets[order][1:] < (offsets + sizes)[order][:-1]).any():
             raise ValueError("writes: a value was set twice")
         buffer = self._tables.buffer
         if device.runs_triton(buffer):
-            _launch(buffer, places, sizes, values)
+            _launch(buffer, offsets, sizes, values)
             return
-        shift = np.repeat(places - np.cumsum(sizes) + sizes, sizes)
+        shift = np.repeat(offsets - np.cumsum(sizes) + sizes, sizes)
         buffer.numpy()[shift + np.arange(len(values))] = values
 
     def _put(
@@ -184,7 +184,7 @@ class SlotWrites:
         table: Tensor = getattr(self._tables, name)
         offset = table.storage_offset() * table.itemsize // 4
         filled = sizes > 0  # empty runs would seem to overlap others
-        self._places.append((offset + slots.astype(np.int64) * width + starts)[filled])
+        self._offsets.append((offset + slots.astype(np.int64) * width + starts)[filled])
         self._sizes.append(sizes[filled])
         self._values.append(values)
 
@@ -192,13 +192,13 @@ class SlotWrites:
 @triton.jit
 def _kernel(buffer_ptr, chunks_ptr, values_ptr, CHUNK: tl.constexpr):
     i_chunk = tl.program_id(0)
-    i_place = tl.load(chunks_ptr + 4 * i_chunk)
+    i_offset = tl.load(chunks_ptr + 4 * i_chunk)
     i_value = tl.load(chunks_ptr + 4 * i_chunk + 1)
     size = tl.load(chunks_ptr + 4 * i_chunk + 2)
     o = tl.arange(0, CHUNK)
     m = o < size
     b_values = tl.load(values_ptr + i_value + o, mask=m)  # [CHUNK]
-    tl.store(buffer_ptr + i_place + o, b_values, mask=m)
+    tl.store(buffer_ptr + i_offset + o, b_values, mask=m)
 
 
 def settings() -> dict[str, int]:
@@ -208,7 +208,7 @@ def settings() -> dict[str, int]:
 
 def _launch(
     buffer: Tensor,
-    places: NDArray[np.int64],
+    offsets: NDArray[np.int64],
     sizes: NDArray[np.int64],
     values: NDArray[np.int32],
 ) -> None:
@@ -219,7 +219,7 @@ def _launch(
     start = np.repeat(np.cumsum(sizes) - sizes, counts)
     rest = np.minimum(sizes[run] - offset, chunk)
     # The fourth column keeps the values after it aligned, which avoids a second specialisation.
-    chunks = np.stack([places[run] + offset, start + offset, rest, 0 * rest], axis=1)
+    chunks = np.stack([offsets[run] + offset, start + offset, rest, 0 * rest], axis=1)
     packed = upload(np.concatenate([chunks.ravel().view(np.int32), values]), buffer.device)
     _kernel[(len(run),)](
         buffer_ptr=buffer,

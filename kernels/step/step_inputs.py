@@ -140,18 +140,18 @@ def reference(
     live = (slots >= 0) & (tables.finish_reasons[slot] == RUNNING)
     live &= (ends > starts) & (seq_lens <= known)
 
-    place = torch.arange(num_tokens_padded, device=slots.device)  # [T]
-    row = torch.searchsorted(ends, place, right=True)
+    token_idx = torch.arange(num_tokens_padded, device=slots.device)  # [T]
+    row = torch.searchsorted(ends, token_idx, right=True)
     inside = row < len(slots)
     row = row.clamp(max=max(len(slots) - 1, 0))
     blocks = tables.block_tables.view(tables.num_slots, tables.num_groups, -1)
     if len(slots):
         inside &= live[row]
-        position = torch.where(inside, computed[row] + place - starts[row], 0)
+        position = torch.where(inside, computed[row] + token_idx - starts[row], 0)
         token_ids = torch.where(inside, tables.token_ids[slot[row], position].long(), 0)
         block = blocks[slot[row], :, position // block_size].long().t()  # [G, T]
     else:
-        position = token_ids = torch.zeros_like(place)
+        position = token_ids = torch.zeros_like(token_idx)
         block = position.expand(tables.num_groups, -1)
 
     num_blocks = torch.where(live, (seq_lens + block_size - 1) // block_size, 0)
@@ -334,9 +334,9 @@ def prepare_inputs_kernel(
         for i_group in tl.static_range(GROUPS):
             p_block = p_blocks + i_group * max_blocks + o_position // BLOCK_SIZE
             b_block = tl.load(p_block, mask=m_live, other=0)
-            b_place = b_block.to(tl.int64) * BLOCK_SIZE + o_position % BLOCK_SIZE
-            p_place = slot_mapping_ptr + i_group * num_tokens_padded + o_token
-            tl.store(p_place, tl.where(m_live, b_place, -1), mask=m_token)
+            b_slot = b_block.to(tl.int64) * BLOCK_SIZE + o_position % BLOCK_SIZE
+            p_slot = slot_mapping_ptr + i_group * num_tokens_padded + o_token
+            tl.store(p_slot, tl.where(m_live, b_slot, -1), mask=m_token)
 
     seq_len = tl.where(is_live, seq_len, 0)
     num_blocks = tl.cdiv(seq_len, BLOCK_SIZE)

@@ -89,20 +89,20 @@ def _on_cpu(tables: SeqSlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
 
 def _torch(tables: SeqSlotTables, slots: Tensor, token_ids: Tensor) -> Tensor:
     slot = slots.long().clamp(min=0)
-    place = tables.num_tokens[slot]
+    position = tables.num_tokens[slot]
     takes = (slots >= 0) & (tables.finish_reasons[slot] == RUNNING)
-    takes &= place < tables.max_model_len
-    num_outputs = place + 1 - tables.num_prompt_tokens[slot]
+    takes &= position < tables.max_model_len
+    num_outputs = position + 1 - tables.num_prompt_tokens[slot]
     stops = (tables.stop_token_ids[slot] == token_ids[:, None]).any(-1)
     stops &= num_outputs > tables.min_tokens[slot]
-    ends = (num_outputs >= tables.max_tokens[slot]) | (place + 1 == tables.max_model_len)
+    ends = (num_outputs >= tables.max_tokens[slot]) | (position + 1 == tables.max_model_len)
     reasons = torch.where(ends, LENGTH, RUNNING)
     reasons = torch.where(stops, STOP, reasons)
     reasons = torch.where(takes, reasons, SKIPPED).int()
 
     slot = slot[takes]
-    tables.token_ids[slot, place[takes].long()] = token_ids[takes].int()
-    tables.num_tokens[slot] = place[takes] + 1
+    tables.token_ids[slot, position[takes].long()] = token_ids[takes].int()
+    tables.num_tokens[slot] = position[takes] + 1
     tables.finish_reasons[slot] = reasons[takes]
     return reasons
 
@@ -137,9 +137,9 @@ def _kernel(
     b_slot = tl.load(slots_ptr + o_row, mask=m_row, other=-1).to(tl.int64)  # [BR]
     b_token = tl.load(token_ids_ptr + o_row, mask=m_row, other=0).to(tl.int32)
     m_slot = b_slot >= 0
-    b_place = tl.load(num_tokens_ptr + b_slot, mask=m_slot, other=0)
+    b_position = tl.load(num_tokens_ptr + b_slot, mask=m_slot, other=0)
     b_reason = tl.load(finish_reasons_ptr + b_slot, mask=m_slot, other=RUNNING)
-    m_takes = m_slot & (b_reason == RUNNING) & (b_place < max_model_len)
+    m_takes = m_slot & (b_reason == RUNNING) & (b_position < max_model_len)
 
     o_stop = tl.arange(0, BE)
     m_stop = m_takes[:, None] & (o_stop < num_stop_token_ids)[None, :]
@@ -150,15 +150,15 @@ def _kernel(
     b_prompt = tl.load(num_prompt_tokens_ptr + b_slot, mask=m_takes, other=0)
     b_min = tl.load(min_tokens_ptr + b_slot, mask=m_takes, other=0)
     b_max = tl.load(max_tokens_ptr + b_slot, mask=m_takes, other=0)
-    b_outputs = b_place + 1 - b_prompt
+    b_outputs = b_position + 1 - b_prompt
     m_stops = m_stops & (b_outputs > b_min)
-    m_ends = (b_outputs >= b_max) | (b_place + 1 == max_model_len)
+    m_ends = (b_outputs >= b_max) | (b_position + 1 == max_model_len)
     b_reason = tl.where(m_stops, STOP, tl.where(m_ends, LENGTH, RUNNING))
 
     # If a tile is smaller than the program, several threads read what one of them stores.
     tl.debug_barrier()
-    tl.store(all_token_ids_ptr + b_slot * max_model_len + b_place, b_token, mask=m_takes)
-    tl.store(num_tokens_ptr + b_slot, b_place + 1, mask=m_takes)
+    tl.store(all_token_ids_ptr + b_slot * max_model_len + b_position, b_token, mask=m_takes)
+    tl.store(num_tokens_ptr + b_slot, b_position + 1, mask=m_takes)
     tl.store(finish_reasons_ptr + b_slot, b_reason, mask=m_takes)
     tl.store(reasons_ptr + o_row, tl.where(m_takes, b_reason, SKIPPED), mask=m_row)
 

@@ -17,7 +17,7 @@ from client.client import TridentClient
 from client.commands import serve as serve_command
 from client.commands.answer import Answer
 from client.commands.chat import Chat
-from client.commands.demo_display import Question, answers, figures, frame
+from client.commands.demo_display import DemoRequest, answers, figures, frame
 from client.commands.gateway_process import GatewayOptions
 from client.protocol import Chunk
 from engine.config.engine_config import EngineConfig
@@ -246,21 +246,21 @@ def _answered(*args: Any, **options: Any) -> Iterator[Chunk]:
 
 
 class TestDemoDisplay:
-    def _questions(self) -> list[Question]:
-        questions = [Question(i, f"Question {i} that is quite long?") for i in range(1, 9)]
-        for question in questions:
-            question.start()
-            for word in ["Ein [b]Wort[/b]", " 東京 🚀"] * question.number * 2:
-                question.add(Chunk(word, num_output_tokens=2))
-        for question in questions[:4]:
-            question.end()
-        questions[4].end("the server is gone")
-        return questions
+    def _requests(self) -> list[DemoRequest]:
+        requests = [DemoRequest(i, f"Question {i} that is quite long?") for i in range(1, 9)]
+        for request in requests:
+            request.start()
+            for word in ["Ein [b]Wort[/b]", " 東京 🚀"] * request.number * 2:
+                request.add(Chunk(word, num_output_tokens=2))
+        for request in requests[:4]:
+            request.end()
+        requests[4].end("the server is gone")
+        return requests
 
     @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
     def test_frame_fits_the_terminal(self, size: tuple[int, int]) -> None:
         console = Console(width=size[0], height=size[1], record=True, file=io.StringIO())
-        console.print(frame(self._questions(), console.size))
+        console.print(frame(self._requests(), console.size))
         lines = console.export_text().splitlines()
         assert len(lines) < size[1]
         assert all(Text(line).cell_len <= size[0] for line in lines)
@@ -269,24 +269,24 @@ class TestDemoDisplay:
 
     @pytest.mark.parametrize("width", [80, 120])
     def test_answers_and_figures_in_full(self, width: int) -> None:
-        questions = self._questions()
+        requests = self._requests()
         console = Console(width=width, record=True, file=io.StringIO())
-        console.print(answers(questions, width))
-        console.print(figures(questions, width))
+        console.print(answers(requests, width))
+        console.print(figures(requests, width))
         text = console.export_text()
-        assert text.count("[b]Wort[/b]") >= sum(2 * q.number for q in questions if not q.problem)
+        assert text.count("[b]Wort[/b]") >= sum(2 * q.number for q in requests if not q.problem)
         rows = [line for line in text.splitlines() if re.match(r"\s*\d\s+Question \d", line)]
         assert len(rows) == 8
         assert re.search(r"all at once\s+<= \d\.\d{3} s\s+288\s+\d+\.\d\d s\s+\d+\.\d", text)
         assert all(Text(line).cell_len <= width for line in text.splitlines())
 
     def test_an_empty_answer_is_a_problem(self) -> None:
-        question = Question(1, "?")
-        question.start()
-        assert question.add(Chunk(" \n"))
-        assert not question.add(Chunk(""))
-        question.end()
-        assert question.problem == "the answer is empty"
+        request = DemoRequest(1, "?")
+        request.start()
+        assert request.add(Chunk(" \n"))
+        assert not request.add(Chunk(""))
+        request.end()
+        assert request.problem == "the answer is empty"
 
 
 def test_version() -> None:

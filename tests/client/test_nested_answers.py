@@ -89,11 +89,11 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @AT_DEPTH
 @BOTH
-@pytest.mark.parametrize("place", BODIES)
+@pytest.mark.parametrize("name", BODIES)
 def test_body_that_is_nested_is_answered_or_refused(
-    gateway: str, place: str, brackets: tuple[str, str], depth: int
+    gateway: str, name: str, brackets: tuple[str, str], depth: int
 ) -> None:
-    route, body = BODIES[place]
+    route, body = BODIES[name]
     text = json.dumps(body).replace(f'"{HOLE}"', nested(depth, brackets))
     reply = ask(gateway, "POST", route, text.encode())
     assert reply.status in (200, 400, 413, 501), reply.body[:500]

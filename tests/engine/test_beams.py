@@ -63,7 +63,7 @@ class Search:
             length = len(each.token_ids) ** self.params.length_penalty
             assert each.cumulative_logprob / length == pytest.approx(score, abs=2e-4)
             assert each.logprobs is not None
-            own = [next(iter(place.values())).logprob for place in each.logprobs]
+            own = [next(iter(token.values())).logprob for token in each.logprobs]
             assert len(own) == len(each.token_ids)
             assert sum(own) == pytest.approx(each.cumulative_logprob, abs=1e-4)
             is_over = each.token_ids[-1] in self.params.stop_token_ids
@@ -123,9 +123,9 @@ def reference(
     draw = random.Random(0)
     common = draw.choices(range(1, VOCAB), k=12)
     searches = []
-    for place, rules in enumerate(RULES):
+    for index, rules in enumerate(RULES):
         rest = draw.choices(range(1, VOCAB), k=draw.randint(1, 9))
-        prompt = (common if place % 2 else []) + rest
+        prompt = (common if index % 2 else []) + rest
         searches.append(expected(model, prompt, {"max_tokens": draw.randint(6, 16), **rules}))
     return Reference(path, searches)
 
@@ -134,8 +134,8 @@ def reference(
 @pytest.mark.parametrize(
     ("mode", "ahead"),
     [
-        pytest.param(mode, ahead, marks=() if ahead == (place % 2 == 0) else pytest.mark.large)
-        for place, mode in enumerate(MODES)
+        pytest.param(mode, ahead, marks=() if ahead == (index % 2 == 0) else pytest.mark.large)
+        for index, mode in enumerate(MODES)
         for ahead in (False, True)
     ],
 )
@@ -216,13 +216,13 @@ def test_the_best_of_several_samples_are_those_with_the_highest_mean(bundled: LL
     unasked = best.model_copy(update={"logprobs": None, "prompt_logprobs": 0})
     five, two, plain = bundled.generate(["Tell me"] * 3, [sampled, best, unasked], use_tqdm=False)
 
-    def mean(place: int) -> float:
-        total = five.outputs[place].cumulative_logprob
+    def mean(index: int) -> float:
+        total = five.outputs[index].cumulative_logprob
         assert total is not None
-        return total / len(five.outputs[place].token_ids)
+        return total / len(five.outputs[index].token_ids)
 
     order = sorted(range(5), key=mean, reverse=True)[:2]
-    tokens = [five.outputs[place].token_ids for place in order]
+    tokens = [five.outputs[index].token_ids for index in order]
     assert [each.token_ids for each in two.outputs] == tokens
     assert [each.token_ids for each in plain.outputs] == tokens
     assert [each.index for each in two.outputs] == [0, 1]

@@ -53,7 +53,7 @@ def llm(path: Path, request: pytest.FixtureRequest) -> LLM:
 
 
 def prompts() -> list[list[int]]:
-    begin = [(5 * place) % 200 + 30 for place in range(40)]
+    begin = [(5 * index) % 200 + 30 for index in range(40)]
     lengths = [1, 2, 3, 4, 5, 16, 17, 40, 40, 33]
     return [[*begin[: length - 1], 60 + length] for length in lengths]
 
@@ -83,7 +83,7 @@ def test_a_text_is_embedded_with_its_special_tokens(path: Path, model: PreTraine
 def test_a_longer_prompt_is_cut_to_its_end_if_it_shall_be(path: Path) -> None:
     llm = LLM(str(path), dtype="float32", device="cpu", num_gpu_blocks_override=64)
     limit = llm._core.ready.max_model_len
-    whole = [(5 * place) % 200 + 30 for place in range(limit + 20)]
+    whole = [(5 * index) % 200 + 30 for index in range(limit + 20)]
     given = [{"prompt_token_ids": whole}]
     with pytest.raises(RequestError, match="max_model_len"):
         llm.embed(given, use_tqdm=False)
@@ -154,8 +154,8 @@ def write_modules(path: Path, pooling: dict[str, Any] | None) -> None:
     last = ("2_Dense", "Dense") if pooling is None else ("1_Pooling", "Pooling")
     kinds = [("", "Transformer"), last, ("2_Normalize", "Normalize")]
     modules = [
-        {"idx": i, "name": str(i), "path": place, "type": f"sentence_transformers.models.{kind}"}
-        for i, (place, kind) in enumerate(kinds)
+        {"idx": i, "name": str(i), "path": index, "type": f"sentence_transformers.models.{kind}"}
+        for i, (index, kind) in enumerate(kinds)
     ]
     (path / "modules.json").write_text(json.dumps(modules))
     if pooling is not None:

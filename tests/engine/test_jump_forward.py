@@ -56,7 +56,7 @@ def run(llm: LLM, *many: dict[str, Any]) -> list[RequestOutput]:
     defaults: dict[str, Any] = {"temperature": 1.0, "max_tokens": 200, "seed": 7}
     defaults["logit_bias"] = dict.fromkeys(_SPACES, -100.0)
     params = [SamplingParams.parse({**defaults, **fields}) for fields in many]
-    prompts = [[5 + place, 6, 7] for place in range(len(many))]
+    prompts = [[5 + index, 6, 7] for index in range(len(many))]
     return llm.generate(prompts, params, use_tqdm=False)
 
 
@@ -149,4 +149,4 @@ def test_the_device_is_told_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
             slots = schedule.forced.slots
             assert len(np.unique(slots)) == len(slots)
             assert np.isin(slots, schedule.slots).all()
-            assert not np.isin(slots, schedule.admissions.slots).any()
+            assert not np.isin(slots, schedule.new_requests.slots).any()

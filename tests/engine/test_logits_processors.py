@@ -125,8 +125,8 @@ def test_dry_takes_the_token_that_is_best_after_its_penalties(llm: LLM) -> None:
     [output] = result.outputs
     args, text_of = DryArgs(3.0, 2.0, 2, len(prompt) + 40, ("a",)), llm._core.detokenizer.token_text
     num_penalised = 0
-    for place, (token, top) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
-        row = ProcessorRow(args, np.array([*prompt, *output.token_ids[:place]], dtype=np.int32))
+    for index, (token, top) in enumerate(zip(output.token_ids, output.logprobs, strict=True)):
+        row = ProcessorRow(args, np.array([*prompt, *output.token_ids[:index]], dtype=np.int32))
         scores = np.full(VOCAB, -np.inf)
         for allowed in few["allowed_token_ids"]:
             scores[allowed] = top[allowed].logprob

@@ -30,7 +30,7 @@ from engine.service.stub.engine_inputs import parse_options
 from engine.text.chat_parameters import ChatParameters
 from engine.text.chat_template import parse_messages, render_text
 from engine.text.grammar.json_schema import prepare_schema
-from engine.text.grammar.request_forms import parse_structured_outputs
+from engine.text.grammar.request_formats import parse_structured_outputs
 from engine.text.grammar.spec import GrammarTextError
 from engine.text.grammar.structural_tags import StructuralTags
 from engine.text.tokenizer import Tokenizer

@@ -68,8 +68,8 @@ def reference(
     draw, scores = random.Random(request.param), PromptReference(model)
     common = draw.choices(range(1, VOCAB), k=12)
     prompts = []
-    for place, length in enumerate(LENGTHS):
-        prefix = common[: length // 2] if place % 2 else []
+    for index, length in enumerate(LENGTHS):
+        prefix = common[: length // 2] if index % 2 else []
         token_ids = prefix + draw.choices(range(1, VOCAB), k=length - len(prefix))
         prompts.append(scores.score(token_ids))
     return Reference(path, prompts)
@@ -145,8 +145,8 @@ def test_any_number_up_to_the_limit_is_reported(llama: LLM, num_top: int) -> Non
     assert first.prompt_logprobs is not None
     assert second.prompt_logprobs is not None
     assert third.prompt_logprobs is None
-    assert {len(place or ()) - num_top for place in first.prompt_logprobs[1:]} <= {0, 1}
-    assert {len(place or ()) for place in second.prompt_logprobs[1:]} <= {2, 3}
+    assert {len(token or ()) - num_top for token in first.prompt_logprobs[1:]} <= {0, 1}
+    assert {len(token or ()) for token in second.prompt_logprobs[1:]} <= {2, 3}
 
 
 def test_a_prompt_can_be_scored_without_an_answer(llama: LLM) -> None:

@@ -20,8 +20,10 @@ FIELDS: list[dict[str, Any]] = [
 ASKED = [SamplingParams.parse({"max_tokens": 24, "ignore_eos": True, **each}) for each in FIELDS]
 
 
-def answers(llm: LLM, places: list[int]) -> list[list[list[int]]]:
-    results = llm.generate([PROMPTS[i] for i in places], [ASKED[i] for i in places], use_tqdm=False)
+def answers(llm: LLM, indices: list[int]) -> list[list[list[int]]]:
+    results = llm.generate(
+        [PROMPTS[i] for i in indices], [ASKED[i] for i in indices], use_tqdm=False
+    )
     return [[list(output.token_ids) for output in result.outputs] for result in results]
 
 

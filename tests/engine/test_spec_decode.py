@@ -46,7 +46,7 @@ def _nothing_leaks(llm: LLM) -> Iterator[None]:
 def run(llm: LLM, *many: dict[str, Any], at_once: bool = False) -> list[RequestOutput]:
     defaults = {"temperature": 0.0, "max_tokens": 60, "ignore_eos": True, "seed": 3}
     params = [SamplingParams.parse({**defaults, **fields}) for fields in many]
-    prompts = [[20 + place, *REPEATED] for place in range(len(many))]
+    prompts = [[20 + index, *REPEATED] for index in range(len(many))]
     if at_once:
         return llm.generate(prompts, params, use_tqdm=False)
     pairs = zip(prompts, params, strict=True)
@@ -121,7 +121,7 @@ def test_steps_with_more_to_do_have_no_drafts(llm: LLM, monkeypatch: pytest.Monk
     with_drafts = [each for each in seen if each.drafts is not None]
     assert with_drafts
     for schedule in with_drafts:
-        assert schedule.total_num_tokens <= 12 + len(schedule.admissions.slots) * 16
+        assert schedule.total_num_tokens <= 12 + len(schedule.new_requests.slots) * 16
         rows = schedule.drafts.rows if schedule.drafts is not None else np.zeros(0)
         assert (schedule.num_tokens[rows] > 1).all()
         assert schedule.wants_token[rows].all()

@@ -86,9 +86,11 @@ def spans_of(
     """Return spans that read `tensors` from a file in `folder`, and where they read them to."""
     save_file(tensors, folder / SINGLE)
     stored = read_headers(folder)
-    places = {name: torch.full(tensor.shape, 7.0, dtype=wanted) for name, tensor in tensors.items()}
-    placed = [Piece.whole(stored[name], place) for name, place in places.items()]
-    return list(split_into_spans(placed, max_bytes)), places
+    destinations = {
+        name: torch.full(tensor.shape, 7.0, dtype=wanted) for name, tensor in tensors.items()
+    }
+    placed = [Piece.whole(stored[name], place) for name, place in destinations.items()]
+    return list(split_into_spans(placed, max_bytes)), destinations
 
 
 @pytest.fixture
@@ -117,10 +119,10 @@ def test_every_element_arrives_once(
     copier = LateCopier() if staged else None
     sizes: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        spans, places = spans_of(tensors, Path(folder), wanted, max_bytes)
+        spans, destinations = spans_of(tensors, Path(folder), wanted, max_bytes)
         read_spans(spans, copier, num_threads=num_threads, on_read=sizes.append)
     for name, tensor in tensors.items():
-        assert torch.equal(places[name], tensor.to(wanted)), name
+        assert torch.equal(destinations[name], tensor.to(wanted)), name
     assert sum(sizes) == sum(tensor.nbytes for tensor in tensors.values())
     assert max(sizes, default=0) <= max_bytes
     assert copier is None or copier.num_buffers <= 2 * num_threads
@@ -138,14 +140,14 @@ def test_large_pieces_are_cast_whole(
     stored: torch.dtype, wanted: torch.dtype, tmp_path: Path
 ) -> None:
     tensors = {"w": randn(1023, 1025, dtype=stored)}  # more than is read, or cast, at once
-    spans, places = spans_of(tensors, tmp_path, wanted, 2**24)
+    spans, destinations = spans_of(tensors, tmp_path, wanted, 2**24)
     read_spans(spans, None, num_threads=2)
     assert len(spans) == 1
-    assert torch.equal(places["w"], tensors["w"].to(wanted))
+    assert torch.equal(destinations["w"], tensors["w"].to(wanted))
 
 
 def test_short_reads_are_continued(large: dict[str, Tensor], tmp_path: Path) -> None:
-    spans, places = spans_of(large, tmp_path, torch.bfloat16, 10_000)
+    spans, destinations = spans_of(large, tmp_path, torch.bfloat16, 10_000)
     preadv = os.preadv
 
     def short(file: int, buffers: list[memoryview], offset: int) -> int:
@@ -153,7 +155,7 @@ def test_short_reads_are_continued(large: dict[str, Tensor], tmp_path: Path) -> 
 
     with patch("engine.checkpoint.tensor_files.elements.os.preadv", short):
         read_spans(spans, None, num_threads=3)
-    assert all(torch.equal(places[name], tensor) for name, tensor in large.items())
+    assert all(torch.equal(destinations[name], tensor) for name, tensor in large.items())
 
 
 @pytest.mark.parametrize("staged", [False, True])
@@ -247,9 +249,9 @@ def test_a_tensor_by_itself(large: dict[str, Tensor], tmp_path: Path) -> None:
 def test_weights_arrive_on_a_gpu(stored: torch.dtype, wanted: torch.dtype, tmp_path: Path) -> None:
     device = torch.device("cuda")
     tensors = {f"w{i}": randn(1000, 500 + i, dtype=stored) + i for i in range(8)}
-    _, places = spans_of(tensors, tmp_path, wanted, 2**18)
+    _, destinations = spans_of(tensors, tmp_path, wanted, 2**18)
     headers = read_headers(tmp_path)
-    on_gpu = {name: place.to(device) for name, place in places.items()}
+    on_gpu = {name: place.to(device) for name, place in destinations.items()}
     pairs = [(headers[name], place) for name, place in on_gpu.items()]
     spans = list(split_into_spans(starmap(Piece.whole, pairs), 2**18))
     read_spans(spans, CudaCopier(device), num_threads=4)

@@ -17,7 +17,7 @@ class BatchRow:
 
 
 def build_batch(rows: Sequence[BatchRow], *, block_size: int) -> Batch:
-    places = [
+    at = [
         (row, position)
         for row in rows
         for position in range(row.start, row.start + len(row.token_ids))
@@ -27,9 +27,9 @@ def build_batch(rows: Sequence[BatchRow], *, block_size: int) -> Batch:
     tables = [[*row.block_ids, *[0] * (width - len(row.block_ids))] for row in rows]
     return Batch(
         token_ids=torch.tensor([token for row in rows for token in row.token_ids]),
-        positions=torch.tensor([position for _, position in places]),
+        positions=torch.tensor([position for _, position in at]),
         slot_mapping=torch.tensor(
-            [row.block_ids[p // block_size] * block_size + p % block_size for row, p in places]
+            [row.block_ids[p // block_size] * block_size + p % block_size for row, p in at]
         ),
         query_start_loc=torch.tensor([0, *counts]).cumsum(0).int(),
         seq_lens=torch.tensor([row.start + len(row.token_ids) for row in rows]).int(),

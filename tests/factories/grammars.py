@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from engine.text.grammar.matcher import SequenceGrammar
-from engine.text.grammar.request_forms import parse_structured_outputs
+from engine.text.grammar.request_formats import parse_structured_outputs
 from engine.text.grammar.spec import GrammarSpec
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer

@@ -89,26 +89,26 @@ def our_layer(kind: str, theirs: nn.Module, device: torch.device) -> MoE:
         bias=is_gpt_oss,
         scheme=Unquantized(torch.float32, device),
     )
-    places = _places(ours, is_stacked=is_gpt_oss)
+    destinations = _destinations(ours, is_stacked=is_gpt_oss)
     stored = _stored(theirs)
-    assert places.keys() == stored.keys()
-    for name, place in places.items():
-        assert place.shape == stored[name].shape, name
-        place.copy_(stored[name])
+    assert destinations.keys() == stored.keys()
+    for name, destination in destinations.items():
+        assert destination.shape == stored[name].shape, name
+        destination.copy_(stored[name])
     return ours
 
 
-def _places(ours: MoE, *, is_stacked: bool) -> dict[str, Tensor]:
+def _destinations(ours: MoE, *, is_stacked: bool) -> dict[str, Tensor]:
     experts = ours.experts
     assert isinstance(experts, Experts)
-    places = experts.stacked_destinations() if is_stacked else experts.destinations()
+    destinations = experts.stacked_destinations() if is_stacked else experts.destinations()
     for path, module in ours.named_modules():
         if isinstance(module, Router):
-            places |= module.destinations()
+            destinations |= module.destinations()
         elif hasattr(module, "destinations") and not isinstance(module, Experts):
             parent = path.rpartition(".")[0]
-            places |= {f"{parent}.{key}": to for key, to in module.destinations().items()}
-    return places
+            destinations |= {f"{parent}.{key}": to for key, to in module.destinations().items()}
+    return destinations
 
 
 def _stored(theirs: nn.Module) -> dict[str, Tensor]:

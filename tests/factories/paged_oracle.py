@@ -160,8 +160,8 @@ class PagedOracle:
             for position in range(slot.num_computed_tokens, row.end):
                 content = chain([*slot.token_ids, *slot.drafts][: position + 1])
                 for group in range(len(self.windows)):
-                    block, place = self._place(slot, group, position)
-                    block[place] = content + bytes([group])
+                    block, offset = self._block_slot(slot, group, position)
+                    block[offset] = content + bytes([group])
         scores = None if schedule.scored is None else self._score(rows, schedule.scored)
         token_ids, reasons = [], []
         beams: list[tuple[int, list[int], int]] = []
@@ -205,8 +205,10 @@ class PagedOracle:
             (row.slot, i) for row in rows for i in range(row.slot.num_computed_tokens, row.end)
         ]
         logprobs = []
-        for place, token_id in zip(scored.places.tolist(), scored.token_ids.tolist(), strict=True):
-            slot, position = places[place]
+        for index, token_id in zip(
+            scored.logits_indices.tolist(), scored.token_ids.tolist(), strict=True
+        ):
+            slot, position = places[index]
             known = slot.token_ids[: position + 2]
             assert len(known) == position + 2 <= slot.num_prompt_tokens
             assert known[-1] == token_id
@@ -222,20 +224,20 @@ class PagedOracle:
 
     def _write(self, schedule: SchedulerOutput) -> None:
         """Change the slots as the schedule says, and compare them with the scheduler's requests."""
-        admissions, blocks = schedule.admissions, schedule.block_writes
-        assert set(admissions.slots) <= set(blocks.slots) <= set(schedule.slots)
-        for item, slot in enumerate(admissions.slots.tolist()):
+        new_requests, blocks = schedule.new_requests, schedule.block_writes
+        assert set(new_requests.slots) <= set(blocks.slots) <= set(schedule.slots)
+        for item, slot in enumerate(new_requests.slots.tolist()):
             self._slots[slot] = Slot(
-                index=int(admissions.seeds[item]) % SEEDS_PER_REQUEST,
-                num_prompt_tokens=int(admissions.num_prompt_tokens[item]),
-                max_tokens=int(admissions.max_tokens[item]),
-                stop_token_ids=set(admissions.stop_token_ids[item].tolist()),
-                token_ids=admissions.token_ids[item].tolist(),
+                index=int(new_requests.seeds[item]) % SEEDS_PER_REQUEST,
+                num_prompt_tokens=int(new_requests.num_prompt_tokens[item]),
+                max_tokens=int(new_requests.max_tokens[item]),
+                stop_token_ids=set(new_requests.stop_token_ids[item].tolist()),
+                token_ids=new_requests.token_ids[item].tolist(),
                 tables=[[] for _ in self.windows],
-                num_computed_tokens=int(admissions.num_computed_tokens[item]),
+                num_computed_tokens=int(new_requests.num_computed_tokens[item]),
                 num_candidates=(
-                    int(admissions.num_top_logprobs[item])
-                    if admissions.features[item] & BEAM
+                    int(new_requests.num_top_logprobs[item])
+                    if new_requests.features[item] & BEAM
                     else 0
                 ),
                 drafts=[],
@@ -273,11 +275,11 @@ class PagedOracle:
         for group, window in enumerate(self.windows):
             first = max(0, slot.num_computed_tokens - (window or row.end) + 1)
             for position in range(first if window else 0, row.end):
-                block, place = self._place(slot, group, position)
-                assert block[place] == contents[position] + bytes([group]), (
+                block, offset = self._block_slot(slot, group, position)
+                assert block[offset] == contents[position] + bytes([group]), (
                     f"sequence {slot} finds foreign KV of group {group} at {position}"
                 )
 
-    def _place(self, slot: Slot, group: int, position: int) -> tuple[list[bytes], int]:
+    def _block_slot(self, slot: Slot, group: int, position: int) -> tuple[list[bytes], int]:
         block_id = slot.tables[group][position // self.block_size]
         return self.blocks.device[block_id], position % self.block_size

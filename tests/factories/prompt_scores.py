@@ -49,13 +49,13 @@ def check_prompts(
         first, *others = output.prompt_logprobs
         assert first is None
         assert len(others) == len(prompt.token_ids) - 1
-        places = zip(prompt.token_ids[1:], others, prompt.logprobs, strict=True)
-        for token_id, found, expected in places:
+        positions = zip(prompt.token_ids[1:], others, prompt.logprobs, strict=True)
+        for token_id, found, expected in positions:
             assert found is not None
-            _check_place(found, token_id, expected, prompt.max_error, num_top)
+            _check_position(found, token_id, expected, prompt.max_error, num_top)
 
 
-def _check_place(
+def _check_position(
     found: dict[int, Logprob], token_id: int, expected: Tensor, max_error: float, num_top: int
 ) -> None:
     assert next(iter(found)) == token_id

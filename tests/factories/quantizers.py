@@ -34,8 +34,8 @@ def pack_words(values: Tensor, bits: int, dim: int, order: tuple[int, ...] | Non
     moved = values.movedim(dim, -1).to(torch.int64)
     groups = moved.reshape(*moved.shape[:-1], -1, per_word)
     words = torch.zeros(groups.shape[:-1], dtype=torch.int64)
-    for place, value in enumerate(order or range(per_word)):
-        words |= groups[..., value] << (bits * place)
+    for index, value in enumerate(order or range(per_word)):
+        words |= groups[..., value] << (bits * index)
     words = torch.where(words >= 2**31, words - 2**32, words)
     return words.to(torch.int32).movedim(-1, dim).contiguous()
 

@@ -7,7 +7,7 @@ import numpy as np
 from engine.core.constraints.mask_workers import MaskWorkers
 from engine.core.kv.group_windows import GroupWindows
 from engine.core.kv.kv_cache_manager import KVCacheManager
-from engine.core.kv.tables import num_places
+from engine.core.kv.tables import num_logical_blocks
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.spec_decode.proposer import Proposer
@@ -98,7 +98,7 @@ def reuse_prefix(cache: KVCacheManager, request: Request) -> int:
     """Give `request` its cached prefix; return the number of its tokens."""
     prefix, _ = cache.prefix_cache.find(request)
     cache.reuse_prefix(request, prefix)
-    return num_places(prefix) * cache.block_size
+    return num_logical_blocks(prefix) * cache.block_size
 
 
 class StopString:

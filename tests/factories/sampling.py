@@ -13,13 +13,13 @@ from torch import Tensor
 from engine.core.constraints.sampling_constraints import SamplingConstraints
 from engine.core.request import Request
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, SamplerOutput
-from engine.core.schedule_builder import AdmissionsBuilder, ScheduleBuilder
+from engine.core.schedule_builder import NewRequestDataBuilder, ScheduleBuilder
 from engine.core.seq_slots import SeqSlots
 from engine.core.update_from_output import token_logprobs
 from engine.execution.downloads import Downloads
 from engine.execution.pending_step import PendingStep
 from engine.execution.sampler import SamplePlan, Sampler
-from engine.execution.slot_writes import write_admissions
+from engine.execution.slot_writes import write_new_requests
 from engine.protocol.messages import TokenLogprobs
 from engine.validation.limits import MAX_LOGIT_BIAS
 from kernels.step.seq_slot_tables import SeqSlotTables
@@ -82,13 +82,13 @@ def admit(sampler: Sampler, slot: int, request: Request) -> None:
 
 
 def _admit(sampler: Sampler, slots: Sequence[int], requests: Sequence[Request]) -> None:
-    admissions = AdmissionsBuilder()
+    new_requests = NewRequestDataBuilder()
     for slot, request in zip(slots, requests, strict=True):
-        admissions.add(request, slot, 0)
+        new_requests.add(request, slot, 0)
     writes = SlotWrites(sampler._tables)
-    write_admissions(admissions.build(), writes, sampler._tables.allowed_tokens.shape[1])
+    write_new_requests(new_requests.build(), writes, sampler._tables.allowed_tokens.shape[1])
     writes.apply()
-    sampler.admit(admissions.build())
+    sampler.admit(new_requests.build())
 
 
 def make_plan(

@@ -59,7 +59,9 @@ def byte_fallback_tokenizer(*, strip: bool = True) -> PreTrainedTokenizerFast:
     tokens = specials + [f"<0x{byte:02X}>" for byte in range(256)]
     words = ["▁the", "▁stop", "he", "re", "▁", "▁▁", "é", "你", "好", "\N{REPLACEMENT CHARACTER}"]
     letters = sorted(set("".join(words)) | set("abcdefghijklmnopqrstuvwxyz.,!'STOP"))
-    vocab = {token: place for place, token in enumerate(dict.fromkeys(tokens + letters + words))}
+    vocab = {
+        token: token_id for token_id, token in enumerate(dict.fromkeys(tokens + letters + words))
+    }
     merges = [("▁", "▁"), ("h", "e"), ("r", "e"), ("▁", "t")]
     vocab.setdefault("▁t", len(vocab))
     merges += [("▁t", "he")]

@@ -101,8 +101,8 @@ def test_a_step_without_memory_ends_its_requests_and_nobody_elses(tmp_path: Path
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert 2 in {failure.uid for failure in outputs.failures}
     assert all("gpu_memory_utilization" in failure.message for failure in outputs.failures)
-    for uid, place in ((3, 0), (4, 1)):
-        core.add_request(AddRequest(uid, pack_token_ids(checkpoint.prompts[place]), params))
+    for uid, index in ((3, 0), (4, 1)):
+        core.add_request(AddRequest(uid, pack_token_ids(checkpoint.prompts[index]), params))
     tokens: dict[int, list[int]] = {3: [], 4: []}
     for row in finish().rows():
         tokens[row.uid] += row.token_ids

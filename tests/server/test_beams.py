@@ -122,10 +122,10 @@ def test_over_our_client_and_http(
 def test_many_searches_beside_streams_some_of_which_leave(
     caller: Caller, expected: tuple[list[str], list[float]]
 ) -> None:
-    def search(place: int) -> None:
-        stream = place % 2 == 1
+    def search(index: int) -> None:
+        stream = index % 2 == 1
         inputs = {**INPUTS, "beam_width": WIDTH, "num_return_sequences": 1, "stream": stream}
-        if place % 4 == 3:
+        if index % 4 == 3:
             responses = caller.stream(**{**inputs, "max_tokens": 200})
             next(responses)
             responses.close()  # type: ignore[attr-defined]
@@ -133,11 +133,11 @@ def test_many_searches_beside_streams_some_of_which_leave(
         text = "".join(response["text_output"][0] for response in caller.collect(**inputs))
         assert text == expected[0][0]
 
-    def plain(place: int) -> None:
-        caller.collect(text_input=PROMPT[place:], max_tokens=40, stream=True)
+    def plain(index: int) -> None:
+        caller.collect(text_input=PROMPT[index:], max_tokens=40, stream=True)
 
     with ThreadPoolExecutor(24) as threads:
-        found = [threads.submit(job, place) for place in range(12) for job in (search, plain)]
+        found = [threads.submit(job, index) for index in range(12) for job in (search, plain)]
         for each in found:
             each.result()
 

@@ -36,22 +36,22 @@ def serving(checkpoint: Path, **settings: Any) -> Iterator[Caller]:
         yield caller
 
 
-def answer(caller: Caller, place: int) -> dict[str, Any]:
+def answer(caller: Caller, index: int) -> dict[str, Any]:
     """Return all outputs; every second request draws with the seed of the settings."""
     parameters = {
-        "temperature": 1.0 if place % 2 else 0.0,
-        "max_tokens": 12 + place % 7,
+        "temperature": 1.0 if index % 2 else 0.0,
+        "max_tokens": 12 + index % 7,
         "ignore_eos": True,
         "logprobs": 3,
     }
     text = json.dumps(parameters)
-    return caller.one(text_input=PROMPTS[place], sampling_parameters=text, return_logprobs=True)
+    return caller.one(text_input=PROMPTS[index], sampling_parameters=text, return_logprobs=True)
 
 
 def test_the_same_request_gets_the_same_bytes(checkpoint: Path) -> None:
-    places = range(len(PROMPTS))
+    indices = range(len(PROMPTS))
     with serving(checkpoint) as caller:
-        alone = [answer(caller, place) for place in places]
+        alone = [answer(caller, index) for index in indices]
     assert len({repr(each) for each in alone}) == len(PROMPTS)
     # Another process, with other blocks, few of them, and prompts in chunks.
     limits = {
@@ -63,6 +63,6 @@ def test_the_same_request_gets_the_same_bytes(checkpoint: Path) -> None:
     }
     with serving(checkpoint, **limits) as caller, ThreadPoolExecutor(24) as pool:
         for round_ in range(2):
-            order = random.Random(round_).sample(places, len(places))
+            order = random.Random(round_).sample(indices, len(indices))
             together = dict(zip(order, pool.map(lambda i: answer(caller, i), order), strict=True))
-            assert [together[place] for place in places] == alone
+            assert [together[index] for index in indices] == alone

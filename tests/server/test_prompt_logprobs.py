@@ -60,7 +60,7 @@ def test_they_come_with_the_first_response(
         text_input=PROMPT, max_tokens=8, stream=stream, **sampling(prompt_logprobs=2)
     )
     assert ["prompt_logprobs" in response for response in responses] == [
-        place == 0 for place in range(len(responses))
+        index == 0 for index in range(len(responses))
     ]
     assert (len(responses) > 1) == stream
     (content,) = responses[0]["prompt_logprobs"]

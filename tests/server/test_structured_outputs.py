@@ -190,10 +190,10 @@ def test_requests_that_end_while_many_large_grammars_compile(
     ]
     clients = [Caller(server.grpc_url, server.http_url) for _ in grammars]
 
-    def send(place: int) -> str:
-        asked = {**ASK, "stream": True, "sampling_parameters": json.dumps(grammars[place])}
+    def send(index: int) -> str:
+        asked = {**ASK, "stream": True, "sampling_parameters": json.dumps(grammars[index])}
         try:
-            found = clients[place].collect(**asked, timeout=10_000 if place % 2 else 60_000_000)
+            found = clients[index].collect(**asked, timeout=10_000 if index % 2 else 60_000_000)
         except grpc.RpcError as error:
             return str(error.code())
         return str(found[-1]["finish_reason"][0])

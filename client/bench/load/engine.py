@@ -195,10 +195,12 @@ def _sample(core: EngineCore, at: float) -> Sample:
     for request in scheduler.running:
         computed = request.num_computed_tokens
         for table in request.kv.tables:
-            for place, block in enumerate(table):
+            for block_idx, block in enumerate(table):
                 if block:  # else it is behind a window
                     apart += 1
-                    filled[block] = max(filled[block], min(size, max(0, computed - place * size)))
+                    filled[block] = max(
+                        filled[block], min(size, max(0, computed - block_idx * size))
+                    )
     held = len(filled)
     return Sample(
         at,

@@ -38,10 +38,10 @@ class GrpcConnector(Connector):
             turn.text, None, parameters, priority=0, request_id="", model=self._target.model
         )
         message = asked.message(batched=True, timeout=None).SerializeToString()
-        place = self._place()
-        self._streams[place] += 1
+        index = self._next_channel()
+        self._streams[index] += 1
         try:
-            call = self._channels[place].stream_stream(_METHOD)()
+            call = self._channels[index].stream_stream(_METHOD)()
             await call.write(message)
             await call.done_writing()
             async for answer in call:
@@ -49,13 +49,13 @@ class GrpcConnector(Connector):
         except grpc.RpcError as error:
             raise RequestFailedError(f"a request failed: {error.details()}") from None
         finally:
-            self._streams[place] -= 1
+            self._streams[index] -= 1
 
-    def _place(self) -> int:
-        """Return a channel with room."""
-        for place, count in enumerate(self._streams):
+    def _next_channel(self) -> int:
+        """Return the index of a channel with room."""
+        for index, count in enumerate(self._streams):
             if count < _PER_CHANNEL:
-                return place
+                return index
         self._channels.append(grpc.aio.insecure_channel(self._target.url, _OPTIONS))
         self._streams.append(0)
         return len(self._streams) - 1

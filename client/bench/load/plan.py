@@ -79,15 +79,15 @@ def draw(workload: Workload, source: PromptSource, seed: str) -> Plan:
         generator = random.Random(seed)
         beginning = source.words(f"{seed}/shared", workload.shared)
 
-        def turn(number: int, place: int) -> Turn:
-            if workload.question:
-                text = workload.question.replace("{n}", str(number))
+        def turn(number: int, index: int) -> Turn:
+            if workload.prompt_text:
+                text = workload.prompt_text.replace("{n}", str(number))
                 return source.encode(text, workload.output.draw(generator))
             lengths = (workload.prompt.draw(generator), workload.output.draw(generator))
-            return source.turn(f"{seed}/{number}/{place}", *lengths, beginning)
+            return source.turn(f"{seed}/{number}/{index}", *lengths, beginning)
 
         sessions = [
-            Session(number, [turn(number, place) for place in range(workload.turns)], start)
+            Session(number, [turn(number, index) for index in range(workload.turns)], start)
             for number, start in enumerate(_starts(workload, generator))
         ]
     return Plan(

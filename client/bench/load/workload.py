@@ -10,7 +10,7 @@ from pathlib import Path
 
 from client.bench.errors import BenchError
 
-_FORMS = "must be N, LOW-HIGH (uniform) or lognormal:MEDIAN:SIGMA, in tokens"
+_LENGTHS = "must be N, LOW-HIGH (uniform) or lognormal:MEDIAN:SIGMA, in tokens"
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Lengths:
                 low, _, high = text.partition("-")
                 found = cls(int(low), int(high or low))
         except ValueError:
-            raise BenchError(f"{flag}: {_FORMS} (got {text!r})") from None
+            raise BenchError(f"{flag}: {_LENGTHS} (got {text!r})") from None
         if not (1 <= found.low <= found.high and 0 <= found.sigma < math.inf):
-            raise BenchError(f"{flag}: {_FORMS} (got {text!r})")
+            raise BenchError(f"{flag}: {_LENGTHS} (got {text!r})")
         return found
 
     def draw(self, generator: random.Random) -> int:
@@ -69,7 +69,7 @@ class Workload:
         shared: length of the prefix that all prompts share.
         history: whether each turn's prompt begins with the session so far, answers included.
         n: answers per request.
-        question: asked instead of random words; `{n}` is the number of the session.
+        prompt_text: sent instead of random words; `{n}` is the number of the session.
         trace: a file of requests instead, in the form of Mooncake's traces.
         duration: seconds after which no request is sent; in a closed loop what still runs then is
             ended, and counts until then.
@@ -88,7 +88,7 @@ class Workload:
     history: bool = False
     n: int = 1
     temperature: float = 0.0
-    question: str = ""
+    prompt_text: str = ""
     trace: Path | None = None
     duration: float | None = None
 
@@ -149,7 +149,7 @@ PUBLISHED = (
     _at_once("staggered-128", 128, "200", gap=0.07),
     _at_once("users-16", 16, "200", temperature=0.8),
     _at_once("users-32", 32, "200", temperature=0.8),
-    _at_once("threads-100", 100, "64", question="Tell me a joke for user {n}"),
+    _at_once("threads-100", 100, "64", prompt_text="Tell me a joke for user {n}"),
     *(
         _at_once(f"sessions-{n}", n, "32", turns=64, concurrency=n, temperature=0.8)
         for n in range(1, 10)

@@ -109,11 +109,11 @@ def _bars(rows: list[dict[str, Any]]) -> Figure:
     title, x = "Output tokens per second", "median, lowest and highest round"
     figure, axes = _axes(title, x, "", height=1.5 + 0.45 * len(rows))
     labels = []
-    for place, row in enumerate(reversed(rows)):
+    for y, row in enumerate(reversed(rows)):
         speed = row["speed"]
         spread = [[speed["median"] - speed["min"]], [speed["max"] - speed["median"]]]
-        axes.barh(place, speed["median"], xerr=spread, color=_colour(rows, row["server"]))
-        axes.text(speed["median"], place, f"  {speed['median']:.0f}", va="bottom", fontsize=8)
+        axes.barh(y, speed["median"], xerr=spread, color=_colour(rows, row["server"]))
+        axes.text(speed["median"], y, f"  {speed['median']:.0f}", va="bottom", fontsize=8)
         labels.append(row["server"] if len(names) == 1 else f"{row['workload']}, {row['server']}")
     axes.set_yticks(range(len(rows)), labels)
     axes.margins(x=0.1)  # for the numbers at the bars' ends

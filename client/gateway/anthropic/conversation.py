@@ -23,7 +23,7 @@ from client.gateway.errors import ApiError
 # Claude Code's first block of every system prompt: it differs from request to request, so that no
 # prefix would be found in the cache.
 _BILLING = "x-anthropic-billing-header:"
-_PLACE = re.compile(r"\bmessages\[(\d+)\]")
+_MESSAGE = re.compile(r"\bmessages\[(\d+)\]")
 
 
 @dataclass
@@ -32,13 +32,13 @@ class Conversation:
 
     Attributes:
         messages: in OpenAI's form. Two of one role that follow each other are one.
-        places: of each message, in the client's request.
+        params: the field of each message in the client's request.
         is_continued: whether the last one is the model's, to be continued.
         found_tools: names of those that results refer to.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    params: list[str] = field(default_factory=list)
     is_continued: bool = False
     found_tools: set[str] = field(default_factory=set)
 
@@ -73,16 +73,16 @@ class Conversation:
         if kept_thinking is not None:
             messages = _without_old_thinking(messages, kept_thinking)
         for index, message in enumerate(messages):
-            place = f"messages[{index}]"
+            param = f"messages[{index}]"
             if isinstance(message, UserMessage):
-                made._add_user(place, message, tools)
+                made._add_user(param, message, tools)
             elif isinstance(message, AssistantMessage):
-                made._add(place, _assistant(message))
+                made._add(param, _assistant(message))
             elif takes_late_system or not made.messages or made.messages[-1]["role"] == "system":
-                made._add(place, {"role": "system", "content": _parts(message.content)})
+                made._add(param, {"role": "system", "content": _parts(message.content)})
             else:
                 marked = [_part("<system>"), *_parts(message.content), _part("</system>")]
-                made._add(place, {"role": "user", "content": marked})
+                made._add(param, {"role": "user", "content": marked})
         for message_of_chat in made.messages:
             if thoughts := message_of_chat.get("reasoning_content"):
                 message_of_chat["reasoning_content"] = "".join(thoughts)
@@ -91,29 +91,29 @@ class Conversation:
             made.is_continued = True
             if not last.content or not isinstance(last.content[-1], TextBlock):
                 text = "is the last message, so it must end with a text"
-                raise ApiError(text, param=f"{place}.content")
+                raise ApiError(text, param=f"{param}.content")
         return made
 
     def placed(self, text: str) -> str:
-        """Return the text of an error with the places of messages in the client's request."""
+        """Return the text of an error with the fields of messages in the client's request."""
 
         def own(found: re.Match[str]) -> str:
             index = int(found[1])
-            return self.places[index] if index < len(self.places) else found[0]
+            return self.params[index] if index < len(self.params) else found[0]
 
-        return _PLACE.sub(own, text)
+        return _MESSAGE.sub(own, text)
 
     def _add_user(
-        self, place: str, message: UserMessage, tools: Mapping[str, Mapping[str, Any]]
+        self, param: str, message: UserMessage, tools: Mapping[str, Mapping[str, Any]]
     ) -> None:
         for index, block in enumerate(message.content):
             if isinstance(block, ToolResultBlock):
-                self._add_result(place, index, block, tools)
+                self._add_result(param, index, block, tools)
             else:
-                self._add(place, {"role": "user", "content": _parts([block])})
+                self._add(param, {"role": "user", "content": _parts([block])})
 
     def _add_result(
-        self, place: str, index: int, block: ToolResultBlock, tools: Mapping[str, Mapping[str, Any]]
+        self, param: str, index: int, block: ToolResultBlock, tools: Mapping[str, Mapping[str, Any]]
     ) -> None:
         parts: list[dict[str, str]] = []
         for part, each in enumerate(block.content or ()):
@@ -125,17 +125,17 @@ class Conversation:
                 self.found_tools.add(each.tool_name)
                 parts.append(_part(json.dumps(tools[each.tool_name], ensure_ascii=False)))
             else:
-                name = f"{place}.content[{index}].content[{part}].tool_name"
+                name = f"{param}.content[{index}].content[{part}].tool_name"
                 raise ApiError("names no tool", param=name)
         if block.is_error:  # chat templates know of no errors
             parts.insert(0, _part("Error:"))
-        self._add(place, {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts})
+        self._add(param, {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts})
 
-    def _add(self, place: str, message: dict[str, Any]) -> None:
+    def _add(self, param: str, message: dict[str, Any]) -> None:
         last = self.messages[-1] if self.messages else {"role": None}
         if message["role"] != last["role"] or message["role"] == "tool":
             self.messages.append(message)
-            self.places.append(place)
+            self.params.append(param)
             return
         for name, more in message.items():
             if name in last and name != "role":

@@ -168,13 +168,13 @@ class MessagesChat:
             kept_thinking=body.kept_thinking,
         )
         # What was found since is told where it was found, so that the prompt before stays the same.
-        first = [place for place, tool in enumerate(given) if not tool.defer_loading]
-        found = self.conversation.found_tools.difference(given[place].name for place in first)
-        self._tool_places = [
+        first = [index for index, tool in enumerate(given) if not tool.defer_loading]
+        found = self.conversation.found_tools.difference(given[index].name for index in first)
+        self._tool_indices = [
             *first,
-            *(place for place, tool in enumerate(given) if tool.name in found),
+            *(index for index, tool in enumerate(given) if tool.name in found),
         ]
-        tools = [functions[place] for place in self._tool_places]
+        tools = [functions[index] for index in self._tool_indices]
         choice = body.tool_choice
         if isinstance(choice, ToolChoiceAny) and not given:
             raise ApiError("any needs tools", param="tool_choice")
@@ -243,7 +243,9 @@ class MessagesChat:
 
     def _tool_placed(self, found: re.Match[str]) -> str:
         index = int(found[1])
-        return f"tools[{self._tool_places[index]}]" if index < len(self._tool_places) else found[0]
+        return (
+            f"tools[{self._tool_indices[index]}]" if index < len(self._tool_indices) else found[0]
+        )
 
 
 def _function(tool: Tool) -> dict[str, Any]:

@@ -113,11 +113,11 @@ def first_token(
         return whole[: max(0, len(prompt.encode()) - len(rest))]
     said = b"".join(_utf8(each.chosen) for each in answer)
     start = len(whole) - len(rest) - len(said)
-    # In the place of the first byte of a character that was cut off the text has three.
-    for place in range(max(0, start - 2), start + min(len(said), _LONGEST_CUT) + 1):
-        shown = whole[place + len(rest) :].removesuffix(_PART_OF_A_CHARACTER.encode())
-        if whole.startswith(rest, place) and said.startswith(shown):
-            return whole[:place]
+    # Instead of the first byte of a character that was cut off the text has three.
+    for end in range(max(0, start - 2), start + min(len(said), _LONGEST_CUT) + 1):
+        shown = whole[end + len(rest) :].removesuffix(_PART_OF_A_CHARACTER.encode())
+        if whole.startswith(rest, end) and said.startswith(shown):
+            return whole[:end]
     # Special tokens are left out of the text, or no answer completes the end of the prompt.
     length = len((rest + said).decode("utf-8", "replace"))
     return text[: max(0, len(text) - length)].encode()

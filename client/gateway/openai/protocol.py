@@ -51,7 +51,7 @@ class Usage(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """Log-probabilities of a completion's tokens, and places of the tokens in its text."""
+    """Log-probabilities of a completion's tokens, and offsets of the tokens in its text."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -81,7 +81,7 @@ class Completion(Struct):
 
 
 class TopLogprob(Struct):
-    """A token that may stand at a place. `bytes` is null if only a part of a character is known."""
+    """A candidate for a token. `bytes` is null if only a part of a character is known."""
 
     token: str
     logprob: float
@@ -89,7 +89,7 @@ class TopLogprob(Struct):
 
 
 class TokenLogprob(Struct):
-    """The token at a place, and the most likely ones there."""
+    """The token at a position, and the most likely ones there."""
 
     token: str
     logprob: float
@@ -197,7 +197,7 @@ ToolChoice = Annotated[
 class ChatRequest(RequestFields):
     """A request to answer a chat.
 
-    The messages are checked where the chat template is applied, with the place of what is wrong.
+    The messages are checked where the chat template is applied, with the field of what is wrong.
     `metadata` has no effect: it is for what is stored.
     """
 

@@ -69,7 +69,7 @@ def _names(choice: ToolChoice) -> dict[str, str]:
     """Return what the parts of the grammar are called in the request: its functions, in order."""
     tag = r"structured_outputs\.structural_tag"
     parts = {
-        rf"{tag}: format/(?:elements/\d+/)*tags/{index}/[^\s:]+": f"{function.place}.parameters"
+        rf"{tag}: format/(?:elements/\d+/)*tags/{index}/[^\s:]+": f"{function.param}.parameters"
         for index, function in enumerate(choice.functions.values())
     }
     return {**parts, tag: "tools"}

@@ -38,9 +38,9 @@ _INSERT_ITEM = "INSERT INTO items (owner, id, number) VALUES (?, ?, ?)"
 _DROP_OLDEST = """
 DELETE FROM responses WHERE number IN (
     SELECT number FROM (
-        SELECT number, row_number() OVER newest AS place, sum(size) OVER newest AS total
+        SELECT number, row_number() OVER newest AS rank, sum(size) OVER newest AS total
         FROM responses WHERE owner = :owner WINDOW newest AS (ORDER BY number DESC)
-    ) WHERE place > :max_responses OR total > :max_bytes
+    ) WHERE rank > :max_responses OR total > :max_bytes
 )
 """
 _SELECT = "SELECT response, input FROM responses WHERE owner = ? AND id = ?"
@@ -183,22 +183,22 @@ class History:
             ApiError: one is not there, or is referred to twice, or they are too many.
         """
         self._add_items(len(items), "input")
-        found = await self._referred(_places(items))
+        found = await self._referred(_reference_indices(items))
         return [found[each.id] if isinstance(each, ItemReference) else each for each in items]
 
-    async def _referred(self, places: dict[str, int]) -> dict[str, Item]:
-        """Return items by their ids; `places` are those of the references in the input."""
+    async def _referred(self, indices: dict[str, int]) -> dict[str, Item]:
+        """Return items by their ids; `indices` are those of the references in the input."""
         found: dict[str, Item] = {}
         # From the last one on: its response often has those before it too.
-        for item_id in reversed(places):
+        for item_id in reversed(indices):
             if item_id in found:
                 continue
-            name = f"input[{places[item_id]}].id"
+            name = f"input[{indices[item_id]}].id"
             stored = await self._store.get_by_item(self._owner, item_id)
             if stored is None:
                 message = f"there is no item {item_id!r}; of responses {_KEPT}"
                 raise ApiError(message, param=name)
-            new = await asyncio.to_thread(_with_ids, stored, places.keys() - found.keys())
+            new = await asyncio.to_thread(_with_ids, stored, indices.keys() - found.keys())
             self._add_bytes(sum(map(len, new.values())), name)
             found |= zip(new, await asyncio.to_thread(_read, list(new.values())), strict=True)
         return found
@@ -259,16 +259,19 @@ def _read(items: Sequence[Raw | bytes]) -> list[Item]:
     return items_in([msgspec.json.decode(item) for item in items])
 
 
-def _places(items: Sequence[Item | ItemReference]) -> dict[str, int]:
-    """Return the places of references by their ids.
+def _reference_indices(items: Sequence[Item | ItemReference]) -> dict[str, int]:
+    """Return the indices of references by their ids.
 
     Raises:
         ApiError: two have the same.
     """
-    places: dict[str, int] = {}
-    for place, item in enumerate(items):
-        if isinstance(item, ItemReference) and (first := places.setdefault(item.id, place)) < place:
-            name = f"input[{place}].id"
+    indices: dict[str, int] = {}
+    for index, item in enumerate(items):
+        if (
+            isinstance(item, ItemReference)
+            and (first := indices.setdefault(item.id, index)) < index
+        ):
+            name = f"input[{index}].id"
             message = f"must be of another item than input[{first}].id (got {item.id!r})"
             raise ApiError(f"{message}; refer to an item once", param=name)
-    return places
+    return indices

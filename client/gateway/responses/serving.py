@@ -203,7 +203,7 @@ class TextWriter:
         """Return the events of its begin."""
         return [
             ItemEvent(type=_ADDED, output_index=self._index, item=self.item),
-            PartEvent(type=_PART_ADDED, part=self.form.part(), **self._place),
+            PartEvent(type=_PART_ADDED, part=self.form.part(), **self._ids),
         ]
 
     def add(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> list[Event]:
@@ -211,7 +211,7 @@ class TextWriter:
         self._texts.append(text)
         self._logprobs += logprobs
         own = self._with_logprobs(list(logprobs))
-        return [TextDelta(type=f"{self.form.event}.delta", delta=text, **self._place, **own)]
+        return [TextDelta(type=f"{self.form.event}.delta", delta=text, **self._ids, **own)]
 
     def end(self, status: Status) -> list[Event]:
         """Write no more; return the events of that."""
@@ -219,13 +219,13 @@ class TextWriter:
         content: Any = [self.form.part(text=text, **own)]
         self.item = self.form.item(id=self.item.id, status=status, content=content)
         return [
-            TextDone(type=f"{self.form.event}.done", text=text, **self._place, **own),
-            PartEvent(type=_PART_DONE, part=content[0], **self._place),
+            TextDone(type=f"{self.form.event}.done", text=text, **self._ids, **own),
+            PartEvent(type=_PART_DONE, part=content[0], **self._ids),
             ItemEvent(type=_DONE, output_index=self._index, item=self.item),
         ]
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _ids(self) -> dict[str, Any]:
         return {"item_id": self.item.id, "output_index": self._index}
 
     def _with_logprobs(self, logprobs: list[TokenLogprob]) -> dict[str, Any]:
@@ -258,19 +258,19 @@ class CallWriter:
     def add(self, arguments: str) -> list[Event]:
         """Write more of its arguments, and return the event of that."""
         self._arguments.append(arguments)
-        return [ArgumentsDelta(type=f"{_CALL}.delta", delta=arguments, **self._place)]
+        return [ArgumentsDelta(type=f"{_CALL}.delta", delta=arguments, **self._ids)]
 
     def end(self, status: Status) -> list[Event]:
         """Write no more; return the events of that."""
         arguments, item = "".join(self._arguments), self.item
         self.item = structs.replace(item, status=status, arguments=arguments)
         return [
-            ArgumentsDone(type=f"{_CALL}.done", name=item.name, arguments=arguments, **self._place),
+            ArgumentsDone(type=f"{_CALL}.done", name=item.name, arguments=arguments, **self._ids),
             ItemEvent(type=_DONE, output_index=self._index, item=self.item),
         ]
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _ids(self) -> dict[str, Any]:
         return {"item_id": self.item.id, "output_index": self._index}
 
 

@@ -17,11 +17,11 @@ from client.gateway.responses.protocol import (
     Tool,
 )
 
-_PLACE = re.compile(r"\btools\[(\d+)\](?:\.function\b)?")
+_TOOL = re.compile(r"\btools\[(\d+)\](?:\.function\b)?")
 
 
 class _Offered(NamedTuple):
-    place: str
+    param: str
     tool: FunctionTool
     namespace: NamespaceTool | None
 
@@ -53,16 +53,16 @@ class OfferedTools:
             CalledName(tool.name, namespace.name) for _, tool, namespace in offered if namespace
         ]
         self.names = {each.of_chat: each for each in names}
-        self._places = [each.place for each in offered]
+        self._params = [each.param for each in offered]
 
     def placed(self, text: str) -> str:
-        """Return the text of an error of a chat with the places of tools in the request."""
+        """Return the text of an error of a chat with the fields of tools in the request."""
 
         def own(found: re.Match[str]) -> str:
             index = int(found[1])
-            return self._places[index] if index < len(self._places) else f"tools[{index}]"
+            return self._params[index] if index < len(self._params) else f"tools[{index}]"
 
-        return _PLACE.sub(own, text)
+        return _TOOL.sub(own, text)
 
 
 def _number(given: Sequence[Tool]) -> int:
@@ -72,12 +72,12 @@ def _number(given: Sequence[Tool]) -> int:
 
 def _offered(given: Sequence[Tool]) -> Iterator[_Offered]:
     for index, tool in enumerate(given):
-        place = f"tools[{index}]"
+        param = f"tools[{index}]"
         if isinstance(tool, FunctionTool):
-            yield _Offered(place, tool, None)
+            yield _Offered(param, tool, None)
         elif isinstance(tool, NamespaceTool):
             for inner, function in enumerate(tool.tools):
-                yield _Offered(f"{place}.tools[{inner}]", function, tool)
+                yield _Offered(f"{param}.tools[{inner}]", function, tool)
 
 
 def _chat_tool(offered: _Offered) -> dict[str, Any]:

@@ -83,9 +83,9 @@ def words(most: int, most_characters: int, most_in_all: int | None = None) -> Be
             return value
         _refuse_above(most, len(given), "strings")
         lengths = [len(each) if isinstance(each, str) else 0 for each in given]
-        for place, length in enumerate(lengths):
+        for index, length in enumerate(lengths):
             if length > most_characters:
-                raise _fault(place if given is value else None, most_characters, length)
+                raise _fault(index if given is value else None, most_characters, length)
         if most_in_all is not None:
             _refuse_above(most_in_all, sum(lengths), "characters in all")
         return value
@@ -93,12 +93,12 @@ def words(most: int, most_characters: int, most_in_all: int | None = None) -> Be
     return BeforeValidator(check)
 
 
-def _fault(place: int | None, limit: int, found: int) -> ValidationError:
+def _fault(index: int | None, limit: int, found: int) -> ValidationError:
     """Return the fault of a string that is too long; None: it is alone."""
     kind = PydanticCustomError(
         "value_error", "{text}", {"text": _above(limit, found, "characters")}
     )
-    where = () if place is None else (place,)
+    where = () if index is None else (index,)
     fault = InitErrorDetails(type=kind, loc=where, input=None)
     return ValidationError.from_exception_data("words", [fault])
 

@@ -66,19 +66,19 @@ class Bucket:
         per_minute: int,
         clock: Callable[[], float] = time.monotonic,
         ledger: Ledger | None = None,
-        place: int = 0,
+        index: int = 0,
     ) -> None:
         """Make a bucket.
 
         Args:
             per_minute: what it holds.
             clock: returns seconds; the same for all who share the ledger.
-            ledger: has that time at `place`; None is one of its own.
+            ledger: has that time at `index`; None is one of its own.
         """
         self.per_minute = per_minute
         self._clock = clock
         self._ledger = ledger or Ledger(1)
-        self._place = place
+        self._index = index
 
     def take(self, amount: int) -> float:
         """Take `amount` out if it is there, and return 0; else return the seconds until it is.
@@ -87,17 +87,17 @@ class Bucket:
         """
         with self._ledger as times:
             now = self._clock()
-            full_at = self._after(amount, times[self._place], now)
+            full_at = self._after(amount, times[self._index], now)
             wait = full_at - now - _MINUTE_S
             if wait > _ROUNDING_S:
                 return wait
-            times[self._place] = full_at
+            times[self._index] = full_at
             return 0.0
 
     def charge(self, amount: int) -> None:
         """Take `amount` out, owing what is not there."""
         with self._ledger as times:
-            times[self._place] = self._after(amount, times[self._place], self._clock())
+            times[self._index] = self._after(amount, times[self._index], self._clock())
 
     def _after(self, amount: int, full_at: float, now: float) -> float:
         return max(full_at, now) + amount * _MINUTE_S / self.per_minute

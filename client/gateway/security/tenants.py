@@ -128,8 +128,8 @@ def _read(file: Path) -> list[Tenant]:
         raise ConfigurationError(f"{file}: {error.strerror}", param="api_key_file") from None
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(f"{file}: {place}: {first['msg']}", param="api_key_file") from None
+        path = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(f"{file}: {path}: {first['msg']}", param="api_key_file") from None
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or nested too deeply
         raise ConfigurationError(f"{file}: {error}", param="api_key_file") from None
     if not entries:

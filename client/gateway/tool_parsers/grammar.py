@@ -69,7 +69,7 @@ def parameters(function: Function) -> dict[str, Parameter]:
     try:
         return parameters_of(function.parameters, strict=function.is_strict)
     except ValueError as error:
-        raise InvalidRequestError(str(error), param=f"{function.place}.parameters") from None
+        raise InvalidRequestError(str(error), param=f"{function.param}.parameters") from None
 
 
 def calls(parts: Sequence[Node], separator: str, *, parallel: bool) -> Node:

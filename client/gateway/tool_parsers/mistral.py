@@ -50,8 +50,8 @@ class Mistral(ToolParser):
         heads = [f"{function.name}[ARGS]", function.name]
         objects = grammar.arguments(function)
         old = grammar.tag(f'[{{"name": "{function.name}", "arguments": ', objects, "}]")
-        forms = [*(grammar.tag(head, objects, "") for head in heads), old]
-        return grammar.tag("[TOOL_CALLS]", grammar.either(forms), "")
+        alternatives = [*(grammar.tag(head, objects, "") for head in heads), old]
+        return grammar.tag("[TOOL_CALLS]", grammar.either(alternatives), "")
 
     def new_id(self) -> str:
         """Return nine letters and digits: the templates refuse other ids."""

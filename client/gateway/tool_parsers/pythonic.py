@@ -75,8 +75,8 @@ class Pythonic(ToolParser):
             content = grammar.sequence([*parts, *map(grammar.optional, more), grammar.const("")])
         else:  # whichever of them is the first
             firsts = [
-                grammar.sequence([value, *map(grammar.optional, more[place + 1 :])])
-                for place, value in enumerate(others)
+                grammar.sequence([value, *map(grammar.optional, more[index + 1 :])])
+                for index, value in enumerate(others)
             ]
             content = grammar.optional(grammar.either(firsts))
         head, tail = f"{self._begin}[{function.name}(", f")]{self._end}"

@@ -93,7 +93,7 @@ def _content(function: Function, name: str, schema: Any) -> Node:
     if function.is_strict and (others := schema.keys() - _TEXT_KEYWORDS):
         raise InvalidRequestError(
             f'keyword "{min(others)}" is not enforced for texts in this form of tool calls',
-            param=f"{function.place}.parameters.properties.{name}",
+            param=f"{function.param}.parameters.properties.{name}",
         )
     return grammar.ANY_TEXT
 

@@ -77,13 +77,13 @@ class SectionText:
         self.tag = tag
         self.has_ended = self.is_closed = False
         self._text = ""
-        self._place = 0  # before it all has been read
+        self._position = 0  # before it all has been read
         self._held: list[str] | None = []
 
     def add(self, text: str) -> None:
         """Add what has come."""
-        self._text = self._text[self._place :] + text
-        self._place = 0
+        self._text = self._text[self._position :] + text
+        self._position = 0
 
     def end(self, *, is_closed: bool) -> None:
         """Take note that this was all."""
@@ -104,28 +104,28 @@ class SectionText:
 
     def take(self, size: int) -> str:
         """Read so many characters, which are there."""
-        text = self._text[self._place : self._place + size]
-        self._place += size
+        text = self._text[self._position : self._position + size]
+        self._position += size
         if self._held is not None and text:
             self._held.append(text)
         return text
 
     def take_all(self) -> str:
         """Read all that is there."""
-        return self.take(len(self._text) - self._place)
+        return self.take(len(self._text) - self._position)
 
     def put_back(self, text: str) -> None:
         """Let `text` be read again, which was read last while nothing was held."""
         assert self._held is None
-        self._text, self._place = text + self._text[self._place :], 0
+        self._text, self._position = text + self._text[self._position :], 0
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Match what is there from the next character on."""
-        return pattern.match(self._text, self._place)
+        return pattern.match(self._text, self._position)
 
     def starts_with(self, text: str) -> bool:
         """Tell whether what is there begins with `text`."""
-        return self._text.startswith(text, self._place)
+        return self._text.startswith(text, self._position)
 
     def more(self) -> Waits[None]:
         """Wait for more text.
@@ -143,11 +143,11 @@ class SectionText:
         Raises:
             EndOfTextError: there is none.
         """
-        while len(self._text) - self._place < size and not self.has_ended:
+        while len(self._text) - self._position < size and not self.has_ended:
             yield None
-        if self._place == len(self._text):
+        if self._position == len(self._text):
             raise EndOfTextError
-        return self._text[self._place : self._place + size]
+        return self._text[self._position : self._position + size]
 
     def one_of(self, texts: Collection[str]) -> Waits[str]:
         """Return which of `texts` comes next, or "", without reading it.
@@ -170,9 +170,9 @@ class SectionText:
         while True:
             found = self.match(pattern)
             assert found is not None
-            if piece := self.take(found.end() - self._place):
+            if piece := self.take(found.end() - self._position):
                 yield piece
-            if self._place < len(self._text) or self.has_ended:
+            if self._position < len(self._text) or self.has_ended:
                 return
             yield None
 

@@ -21,13 +21,13 @@ class Function:
         name: of letters, digits, `_`, `.` and `-`.
         parameters: JSON schema of its arguments.
         is_strict: whether the schema is enforced, and refused if it cannot be.
-        place: of it in the request, for errors.
+        param: its field in the request, for errors.
     """
 
     name: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
     is_strict: bool = False
-    place: str = "tools"
+    param: str = "tools"
 
     @cached_property
     def declared(self) -> Mapping[str, Parameter]:

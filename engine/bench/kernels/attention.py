@@ -83,8 +83,8 @@ def _decode(lengths: list[int], heads: Heads, device: torch.device) -> Work:
     scale = heads.dim**-0.5
     mask = None
     if min(lengths) < max(lengths):
-        place = torch.arange(max(lengths), device=device)
-        mask = (place < paged.seq_lens[:, None])[:, None, None]
+        position = torch.arange(max(lengths), device=device)
+        mask = (position < paged.seq_lens[:, None])[:, None, None]
     return Work(
         ours=partial(
             paged_decode_attention,

@@ -124,8 +124,8 @@ def _torch(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: T
     owners, order = experts.flatten().sort(stable=True)
     numbers = torch.arange(1, len(gate_up) + 1, dtype=torch.int32, device=x.device)
     ends = torch.searchsorted(owners, numbers, out_int32=True)
-    product = F.grouped_mm(x[order // top_k], gate_up.transpose(1, 2), offs=ends)
-    inner = F.silu(product[:, ::2]) * product[:, 1::2]
+    projected = F.grouped_mm(x[order // top_k], gate_up.transpose(1, 2), offs=ends)
+    inner = F.silu(projected[:, ::2]) * projected[:, 1::2]
     each = F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
     each = each * weights.flatten()[order, None].to(x.dtype)
     by_choice = torch.empty_like(each).index_copy_(0, order, each).unflatten(0, (-1, top_k))

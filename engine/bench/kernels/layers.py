@@ -60,8 +60,8 @@ def _rotary(
     caches = torch.zeros(shape, dtype=FP8 if float8 else dtype, device=device).unbind()
     key_cache, value_cache = caches
     order = torch.randperm(blocks - 1, generator=torch.Generator().manual_seed(0)).to(device) + 1
-    place = torch.arange(tokens, device=device)
-    slots = order[place // _BLOCK_SIZE] * _BLOCK_SIZE + place % _BLOCK_SIZE
+    position = torch.arange(tokens, device=device)
+    slots = order[position // _BLOCK_SIZE] * _BLOCK_SIZE + position % _BLOCK_SIZE
     scales = torch.full((2, kv_heads), 0.02, device=device).unbind() if float8 else (None, None)
     arguments = (query, key, value, angles.cos(), angles.sin(), key_cache, value_cache, slots)
     form = partial(_torch_rotary, *arguments, scales)
@@ -109,13 +109,13 @@ def _linear(
     device: torch.device,
     *,
     name: str,
-    product: Callable[[Tensor, Tensor, None], Tensor],
+    gemm: Callable[[Tensor, Tensor, None], Tensor],
 ) -> Work:
     columns, depth = model.projections[name]
     x = randn(tokens, depth, dtype=dtype, device=device)
     weight = randn(columns, depth, dtype=dtype, device=device, seed=1) / depth**0.5
     return Work(
-        ours=partial(product, x, weight, None),
+        ours=partial(gemm, x, weight, None),
         peers={"F.linear": partial(F.linear, x, weight)},
         bytes=numel_bytes(x, weight),
         flops=2 * tokens * columns * depth if tokens > 64 else 0,
@@ -152,7 +152,7 @@ def _torch_norm(norm: Any, inputs: tuple[Tensor, ...], parameters: list[Tensor])
     return (out, total) if len(inputs) > 1 else out
 
 
-_FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
+_CASES: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
     *(
         (kind, name, partial(_norm, kind=kind, add=name == "add"), {"models": MODELS[:1]})
         for kind in ("rms_norm", "layer_norm")
@@ -166,12 +166,12 @@ _FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
     ("rotary", "bf16", partial(_rotary, float8=False), {}),
     ("rotary", "fp8", partial(_rotary, float8=True), {"models": MODELS[:1]}),
     *(
-        ("matmul", name, partial(_linear, name=name, product=matmul), {"aim": None})
+        ("matmul", name, partial(_linear, name=name, gemm=matmul), {"aim": None})
         for name in ("gate_up_proj", "down_proj")
     ),
     *(
         (
-            *("gemv", name, partial(_linear, name=name, product=linear)),
+            *("gemv", name, partial(_linear, name=name, gemm=linear)),
             {"tokens": (1,), "tiny": {"tokens": 1}},
         )
         for name in ("qkv_proj", "down_proj")
@@ -179,6 +179,6 @@ _FORMS: tuple[tuple[str, str, partial[Work], dict[str, Any]], ...] = (
 )
 CASES = [
     case
-    for operation, name, build, some in _FORMS
+    for operation, name, build, some in _CASES
     for case in by_tokens(operation, name, build, **some)
 ]

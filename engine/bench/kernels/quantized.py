@@ -106,7 +106,7 @@ def _widened(codes: Tensor, scale: Tensor, group: int, dtype: torch.dtype) -> Te
     return (codes.float() * scale.repeat_interleave(group, 1)).to(dtype)
 
 
-def _coded(
+def _wna16(
     tokens: int,
     sizes: tuple[int, int],
     kind: Kind,
@@ -158,8 +158,8 @@ CASES = [
     for label, build, settings in (
         ("fp8", _fp8, {"in_blocks": False}),
         ("fp8 blocks", _fp8, {"in_blocks": True}),
-        ("int4", _coded, {"kind": "int4", "group": 128}),
-        ("nf4", _coded, {"kind": "table4", "group": 64}),
+        ("int4", _wna16, {"kind": "int4", "group": 128}),
+        ("nf4", _wna16, {"kind": "table4", "group": 64}),
     )
     for tokens in (8192, 64, 1)
 ]

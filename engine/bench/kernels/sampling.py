@@ -80,8 +80,8 @@ def _sort(logits: Tensor, temperature: Tensor, top_k: int, top_p: Tensor) -> Ten
     values, order = scaled.topk(top_k) if top_k else scaled.sort(dim=-1, descending=True)
     probs = values.softmax(-1)
     before = probs.cumsum(-1) - probs
-    place = _race(probs.masked_fill(before >= top_p[:, None], 0.0))
-    return order.gather(-1, place[:, None])[:, 0]
+    rank = _race(probs.masked_fill(before >= top_p[:, None], 0.0))
+    return order.gather(-1, rank[:, None])[:, 0]
 
 
 def _race(probs: Tensor) -> Tensor:

@@ -121,7 +121,7 @@ class _Reader:
     def __init__(self, path: Path, file: io.BufferedReader) -> None:
         self._path, self._file = path, file
         self._size = path.stat().st_size
-        self._place = "its header"  # what is being read, for errors
+        self._section = "its header"  # what is being read, for errors
 
     def read(self) -> GgufFile:
         if self._file.read(len(_MAGIC)) != _MAGIC:
@@ -133,13 +133,13 @@ class _Reader:
         num_tensors, num_fields = self._number("Q"), self._number("Q")
         metadata: dict[str, Any] = {}
         for i in range(num_fields):
-            self._place = f"metadata field {i} of {num_fields}"
+            self._section = f"metadata field {i} of {num_fields}"
             key = self._string()
-            self._place = f"metadata field {key}"
+            self._section = f"metadata field {key}"
             metadata[key] = self._value(self._number("I"))
         tensors = []
         for i in range(num_tensors):
-            self._place = f"the description of tensor {i} of {num_tensors}"
+            self._section = f"the description of tensor {i} of {num_tensors}"
             tensors.append(self._tensor())
         alignment = metadata.get(_ALIGNMENT, 32)
         if not isinstance(alignment, int) or alignment < 1:
@@ -187,14 +187,14 @@ class _Reader:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
-            raise self._error(f"{self._place}: a value of type {kind} is not known")
+            raise self._error(f"{self._section}: a value of type {kind} is not known")
         kind, count = self._number("I"), self._number("Q")
         if kind in _NUMBERS:
             letter = _NUMBERS[kind]
             values = self._bytes(count * struct.calcsize(f"<{letter}"))
             return list(struct.unpack(f"<{count}{letter}", values))
         if kind != _STRING:
-            raise self._error(f"{self._place}: an array of type {kind} is not known")
+            raise self._error(f"{self._section}: an array of type {kind} is not known")
         if count > self._size:  # before memory is taken for it
             raise self._truncated()
         return [self._string() for _ in range(count)]
@@ -212,7 +212,7 @@ class _Reader:
         return content
 
     def _truncated(self) -> CheckpointError:
-        return self._error(f"is truncated: it ends before {self._place} does")
+        return self._error(f"is truncated: it ends before {self._section} does")
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self._path}: {problem}")

@@ -26,7 +26,7 @@ class BeamToken:
         parent: the token before it; None of the root, which stands for the prompt.
         score: float32 sum of the log-probabilities from the root on.
         length: number of tokens from the root on.
-        logprobs: those of the token and of the most likely ones at its place.
+        logprobs: those of the token and of the most likely ones at its position.
     """
 
     parent: BeamToken | None
@@ -86,7 +86,7 @@ class BeamSearch:
             early_stopping: True ends the search when there are `width` hypotheses, False when
                 those that could come from the best beam now are no better, "never" when none that
                 could ever come from it is.
-            num_logprobs: how many most likely tokens to keep at each place; None: nothing is kept.
+            num_logprobs: how many most likely tokens to keep at each position; None: none.
         """
         self.width = width
         self.live = [BeamToken(None, -1, np.float32(0), 0, None)]
@@ -136,11 +136,11 @@ class BeamSearch:
         is_last = self.live[0].length + 1 == self._max_tokens
         live: list[BeamToken] = []
         parents: list[int] = []
-        for rank, place in enumerate(np.argsort(-scores, axis=None, kind="stable").tolist()):
+        for rank, flat_index in enumerate(np.argsort(-scores, axis=None, kind="stable").tolist()):
             may_finish = rank < self.width
             if not may_finish and (is_last or len(live) == self.width):
                 break
-            beam, choice = divmod(place, scores.shape[1])
+            beam, choice = divmod(flat_index, scores.shape[1])
             score = scores[beam, choice]
             if not np.isfinite(score):
                 break
@@ -160,14 +160,14 @@ class BeamSearch:
         self, beam: BeamToken, candidates: TokenLogprobs, choice: int, score: np.float32
     ) -> BeamToken:
         """Return the token that follows `beam`, which is candidate `choice` from 0 on."""
-        logprobs, place = None, choice + 1
-        token_id = candidates.token_ids[place]
+        logprobs, column = None, choice + 1
+        token_id = candidates.token_ids[column]
         if self._num_logprobs is not None:
             most = slice(1, self._num_logprobs + 1)
             logprobs = TokenLogprobs(
                 token_ids=[token_id, *candidates.token_ids[most]],
-                logprobs=[candidates.logprobs[place], *candidates.logprobs[most]],
-                ranks=[candidates.ranks[place], *candidates.ranks[most]],
+                logprobs=[candidates.logprobs[column], *candidates.logprobs[most]],
+                ranks=[candidates.ranks[column], *candidates.ranks[most]],
             )
         return BeamToken(beam, token_id, score, beam.length + 1, logprobs)
 

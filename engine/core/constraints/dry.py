@@ -100,15 +100,15 @@ class Breakers:
         return self._contains[token_ids] > 0
 
     def last(self, token_ids: NDArray[np.int32], start: int) -> int:
-        """Return the place of the last token with which a breaker ends.
+        """Return the position of the last token with which a breaker ends.
 
         Only from `start` on; -1 if there is none, or it is an earlier one.
         """
         texts = [self._text_of(token_id) for token_id in token_ids[start:].tolist()]
-        before, place = "", start
-        while len(before) < self._reach and place > 0:
-            place -= 1
-            before = self._text_of(int(token_ids[place])) + before
+        before, position = "", start
+        while len(before) < self._reach and position > 0:
+            position -= 1
+            before = self._text_of(int(token_ids[position])) + before
         text = before + "".join(texts)
         end = max((at + len(b) for b in self._breakers if (at := text.rfind(b)) >= 0), default=0)
         if end <= len(before):
@@ -131,9 +131,9 @@ class Repetitions:
         self._breakers = breakers
         self._of_prompt = of_prompt
         self._num_tokens = 0
-        # How many of the last tokens are also those up to place p: at p + 1.
+        # How many of the last tokens are also those up to position p: at p + 1.
         self._lengths = np.zeros(1, dtype=np.int32)
-        # The last token with which a breaker ends, of those from one place to before another.
+        # The last token with which a breaker ends, of those from one position to before another.
         self._break, self._searched, self._searched_to = -1, 0, 0
 
     def continuations(
@@ -153,13 +153,14 @@ class Repetitions:
         self._follow(token_ids)
         num_tokens, start = len(token_ids), self._start(len(token_ids))
         lengths = self._lengths[start + 1 : num_tokens]
-        places = np.flatnonzero(lengths >= shortest)
-        lengths = np.minimum(lengths[places], np.minimum(places + 1, longest))  # in the window
+        positions = np.flatnonzero(lengths >= shortest)
+        in_window = np.minimum(positions + 1, longest)
+        lengths = np.minimum(lengths[positions], in_window)
         limit = self._since_break(token_ids, int(lengths.max(initial=0)))
         lengths = np.minimum(lengths, limit)
-        places, lengths = places[lengths >= shortest], lengths[lengths >= shortest]
+        positions, lengths = positions[lengths >= shortest], lengths[lengths >= shortest]
         # The last of each token, when sorted by token and length.
-        pairs = token_ids[start + 1 + places].astype(np.int64) << _BITS | lengths
+        pairs = token_ids[start + 1 + positions].astype(np.int64) << _BITS | lengths
         pairs.sort()
         found = pairs >> _BITS
         is_last = np.append(found[1:] != found[:-1], True)[: len(found)]
@@ -212,7 +213,7 @@ def _of_prompt(prompt: bytes) -> NDArray[np.int32]:
 
 
 def common_suffixes(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return how many of the last tokens are also those up to each place: int32 [T].
+    """Return how many of the last tokens are also those up to each position: int32 [T].
 
     By the Z algorithm from the end, in linear time, and only where the last token is.
     """
@@ -221,12 +222,12 @@ def common_suffixes(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
     size = len(backwards)
     same = [0] * size
     left = right = 0  # the part that is known to be equal to the end, of which it is the farthest
-    for place in (np.flatnonzero(token_ids[::-1][1:] == token_ids[-1]) + 1).tolist():
-        length = min(right - place, same[place - left]) if place < right else 0
-        if place + length >= right:
-            while place + length < size and backwards[length] == backwards[place + length]:
+    for position in (np.flatnonzero(token_ids[::-1][1:] == token_ids[-1]) + 1).tolist():
+        length = min(right - position, same[position - left]) if position < right else 0
+        if position + length >= right:
+            while position + length < size and backwards[length] == backwards[position + length]:
                 length += 1
-            left, right = place, place + length
-        same[place] = length
-        lengths[size - 1 - place] = length
+            left, right = position, position + length
+        same[position] = length
+        lengths[size - 1 - position] = length
     return lengths

@@ -103,8 +103,8 @@ class Processors:
         Raises:
             RequestError: there is no such processor, or it refuses its arguments.
         """
-        for place, each in enumerate(params.logits_processors):
-            field = f"logits_processors[{place}]"
+        for index, each in enumerate(params.logits_processors):
+            field = f"logits_processors[{index}]"
             processor = self._installed.get(each.name)
             if processor is None:
                 names = ", ".join(map(repr, self._installed)) or "none"

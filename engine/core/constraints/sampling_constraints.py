@@ -170,8 +170,8 @@ class _Found:
         return Adjustments(rows, token_ids, values, np.array([*self._dense], dtype=np.int32), dense)
 
     def _sums(self) -> tuple[Int32s, Int32s, Float32s]:
-        keys, places = np.unique(np.concatenate(self._keys), return_inverse=True)
-        sums = np.bincount(places, weights=np.concatenate(self._values))
+        keys, inverse = np.unique(np.concatenate(self._keys), return_inverse=True)
+        sums = np.bincount(inverse, weights=np.concatenate(self._values))
         rows, token_ids = np.divmod(keys, self._vocab_size)
         with np.errstate(over="ignore"):  # to -inf
             values = sums.clip(max=_LARGEST).astype(np.float32)

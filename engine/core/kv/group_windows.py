@@ -43,7 +43,7 @@ class GroupWindows:
         """Return the first logical block that the token at `position` attends to."""
         return 0 if window is None else max(0, position - window + 1) // self.block_size
 
-    def first_place(self, window: int | None, num_computed_tokens: int) -> int:
+    def first_block(self, window: int | None, num_computed_tokens: int) -> int:
         """Return the first logical block still inside the window after `num_computed_tokens`."""
         return self.first_seen(window, num_computed_tokens - _MOST_UNREAD)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from engine.core.kv.block_pool import NULL_BLOCK, BlockPool
 from engine.core.kv.group_windows import GroupWindows, blocks_for
 from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.tables import Tables, blocks_of, num_places
+from engine.core.kv.tables import Tables, blocks_of, num_logical_blocks
 from engine.core.request import Request
 
 _NO_HOST_BLOCK = -1
@@ -101,11 +101,11 @@ class KVCacheManager:
         for group, window in enumerate(self.windows.windows):
             table = tables[group] if tables else []
             start = max(num_computed, 0 if request.kv.tables else len(table) * self.block_size)
-            num_missing += len(self._shared_places(table, start, end))
+            num_missing += len(self._shared_blocks(table, start, end))
             if window is None:
                 num_missing += blocks_for(end, self.block_size) - len(table)
                 continue
-            first = self.windows.first_place(window, start)
+            first = self.windows.first_block(window, start)
             held = sum(block != NULL_BLOCK for block in table[first:])
             wanted = blocks_for(end, self.block_size) - first
             num_missing += min(wanted, self.windows.most_blocks(window, end)) - held
@@ -147,9 +147,9 @@ class KVCacheManager:
         num_needed = 0
         for table, window in zip(tables, self.windows.windows, strict=True):
             first, target = len(table), blocks_for(last, size)
-            shared = self._shared_places(table, start, last) if start < first * size else []
+            shared = self._shared_blocks(table, start, last) if start < first * size else []
             if window is not None:
-                first = max(first, self.windows.first_place(window, start))
+                first = max(first, self.windows.first_block(window, start))
                 target = blocks_for(end, size)
             if target > first or shared:
                 needs.append((table, first, max(0, target - first), shared))
@@ -164,28 +164,30 @@ class KVCacheManager:
             if num_fresh:
                 table += [NULL_BLOCK] * (first - len(table))
                 table += blocks[:num_fresh]
-            for place, destination in zip(shared, blocks[num_fresh:], strict=True):
-                copies.append(BlockCopy(table[place], destination))
-                self.pool.release([table[place]])
-                table[place] = destination
+            for block_idx, destination in zip(shared, blocks[num_fresh:], strict=True):
+                copies.append(BlockCopy(table[block_idx], destination))
+                self.pool.release([table[block_idx]])
+                table[block_idx] = destination
         if needs and not request.kv.tables:
             self._give(request, tables)
         return copies
 
-    def _shared_places(self, table: list[int], start: int, end: int) -> list[int]:
-        """Return the places of shared blocks that the tokens `start` to `end` are written to."""
+    def _shared_blocks(self, table: list[int], start: int, end: int) -> list[int]:
+        """Return the indices of shared blocks that the tokens `start` to `end` are written to."""
         size = self.block_size
-        places = range(start // size, min(len(table), blocks_for(end, size)))
-        return [i for i in places if self.pool.ref_count(table[i]) > 1]
+        block_idxs = range(start // size, min(len(table), blocks_for(end, size)))
+        return [i for i in block_idxs if self.pool.ref_count(table[i]) > 1]
 
     def _drop_unseen(self, request: Request, num_computed_tokens: int) -> None:
         """Give back the blocks that no token to come sees."""
         kv = request.kv
         for group, table in enumerate(kv.tables):
-            first = self.windows.first_place(self.windows.windows[group], num_computed_tokens)
+            first = self.windows.first_block(self.windows.windows[group], num_computed_tokens)
             dropped = range(kv.num_dropped[group], min(first, len(table)))
             if dropped:
-                self.pool.release(table[place] for place in dropped if table[place] != NULL_BLOCK)
+                self.pool.release(
+                    table[block_idx] for block_idx in dropped if table[block_idx] != NULL_BLOCK
+                )
                 table[dropped.start : dropped.stop] = [NULL_BLOCK] * len(dropped)
                 kv.num_dropped[group] = dropped.stop
 
@@ -229,10 +231,10 @@ class KVCacheManager:
     def swap_in(self, request: Request, prefix: Tables) -> list[BlockCopy]:
         """Move swapped-out KV of a request from the host to its allocated blocks.
 
-        The places in `prefix` have their KV from the prefix cache. The returned copies must be
+        The blocks in `prefix` have their KV from the prefix cache. The returned copies must be
         carried out before the step.
         """
-        num_shared = num_places(prefix)
+        num_shared = num_logical_blocks(prefix)
         swaps = [
             BlockCopy(host, block)
             for hosts, table in zip(request.kv.host_tables, request.kv.tables, strict=False)

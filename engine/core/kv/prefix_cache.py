@@ -45,12 +45,12 @@ class PrefixCache:
 
         No blocks if it has some already, and no hash if nothing would make the prefix longer.
         Left to compute are the last token, whose logits are needed, and those that are scored. Of a
-        group with a window only the last blocks are needed, which a next token sees; the places
-        before them have the null block.
+        group with a window only the last blocks are needed, which a next token sees; those
+        before them are the null block.
         """
         if not self.enabled or request.kv.tables:
             return [], None
-        limit = length = self._most_places(request)
+        limit = length = self._max_blocks(request)
         found: Tables = [[] for _ in self._windows.windows]
         for group in self._windows.without:
             found[group] = self._first_blocks(request, group, length)
@@ -66,58 +66,60 @@ class PrefixCache:
                 found[group] = self._last_blocks(request, group, window, length)
         return found, missing
 
-    def num_common_places(self, request: Request, other: Request, most: int) -> int:
+    def num_common_blocks(self, request: Request, other: Request, most: int) -> int:
         """Return how many of their first full blocks have equal content.
 
         Of those that `find` looks for, and at most `most`.
         """
-        most = min(most, self._most_places(request), other.num_tokens // self._block_size)
+        most = min(most, self._max_blocks(request), other.num_tokens // self._block_size)
         # A hash names all content up to its block's end.
         return bisect_left(
             range(most),
             True,
-            key=lambda place: self._block_hash(request, place) != self._block_hash(other, place),
+            key=lambda block_idx: (
+                self._block_hash(request, block_idx) != self._block_hash(other, block_idx)
+            ),
         )
 
-    def _most_places(self, request: Request) -> int:
+    def _max_blocks(self, request: Request) -> int:
         scores, end = request.prompt_scores, request.num_tokens - 1
         if scores is not None and not scores.is_scheduled:
             end = scores.num_scheduled
         return end // self._block_size
 
     def _first_blocks(self, request: Request, group: int, most: int) -> list[int]:
-        """Return the blocks that a group has from the first place on, at most so many."""
+        """Return the leading blocks that a group has cached, at most so many."""
         blocks: list[int] = []
-        for place in range(most):
-            block = self._find(request, group, place)
+        for block_idx in range(most):
+            block = self._find(request, group, block_idx)
             if block is None:
                 break
             blocks.append(block)
         return blocks
 
     def _length_for_windows(self, request: Request, most: int) -> int:
-        """Return the longest prefix, of at most `most` places, whose last blocks windows have."""
+        """Return the longest prefix, of at most `most` blocks, whose last blocks windows have."""
         length, checked = most, most + 1
         while length < checked:
             checked = length
             for group, window in enumerate(self._windows.windows):
                 if window is None:
                     continue
-                place = length
-                while place > self._windows.first_seen(window, length * self._block_size):
-                    place -= 1
-                    if self._find(request, group, place) is None:
-                        length = place
+                block_idx = length
+                while block_idx > self._windows.first_seen(window, length * self._block_size):
+                    block_idx -= 1
+                    if self._find(request, group, block_idx) is None:
+                        length = block_idx
         return length
 
     def _last_blocks(self, request: Request, group: int, window: int, length: int) -> list[int]:
-        """Return the blocks that a token after `length` places sees, after null blocks."""
+        """Return the blocks that a token after `length` blocks sees, after null blocks."""
         first = self._windows.first_seen(window, length * self._block_size)
-        seen = [self._find(request, group, place) for place in range(first, length)]
+        seen = [self._find(request, group, block_idx) for block_idx in range(first, length)]
         return [NULL_BLOCK] * first + [block for block in seen if block is not None]
 
-    def _find(self, request: Request, group: int, place: int) -> int | None:
-        return self._pool.find(_key(self._block_hash(request, place), group))
+    def _find(self, request: Request, group: int, block_idx: int) -> int | None:
+        return self._pool.find(_key(self._block_hash(request, block_idx), group))
 
     def has_block(self, content_hash: bytes | None) -> bool:
         """Whether a block with this content is cached; False for None."""
@@ -125,10 +127,10 @@ class PrefixCache:
 
     def computing_hash(self, request: Request) -> bytes | None:
         """Return the hash of the next block that a running `request` completes by prefill."""
-        place = request.num_computed_tokens // self._block_size
-        if not self.enabled or place >= request.num_tokens // self._block_size:
+        block_idx = request.num_computed_tokens // self._block_size
+        if not self.enabled or block_idx >= request.num_tokens // self._block_size:
             return None
-        return self._block_hash(request, place)
+        return self._block_hash(request, block_idx)
 
     def commit(self, request: Request, num_tokens: int) -> None:
         """Enter the full blocks among the first `num_tokens` tokens in the prefix cache.
@@ -140,18 +142,18 @@ class PrefixCache:
         num_full = num_tokens // self._block_size
         if num_full <= request.kv.num_committed_blocks or not self.enabled:
             return
-        for place in range(request.kv.num_committed_blocks, num_full):
-            content_hash = self._block_hash(request, place)
+        for block_idx in range(request.kv.num_committed_blocks, num_full):
+            content_hash = self._block_hash(request, block_idx)
             for group, table in enumerate(request.kv.tables):
-                if table[place] != NULL_BLOCK:
-                    self._pool.commit(table[place], _key(content_hash, group))
+                if table[block_idx] != NULL_BLOCK:
+                    self._pool.commit(table[block_idx], _key(content_hash, group))
         request.kv.num_committed_blocks = num_full
 
-    def _block_hash(self, request: Request, place: int) -> bytes:
+    def _block_hash(self, request: Request, block_idx: int) -> bytes:
         """Return the content hash of a full block: of all tokens up to its end."""
         hashes, size = request.kv.block_hashes, self._block_size
-        for i in range(len(hashes), place + 1):
+        for i in range(len(hashes), block_idx + 1):
             parent = hashes[-1] if hashes else _salt_hash(request.cache_salt)
             tokens = request.tokens[i * size : (i + 1) * size].tobytes()
             hashes.append(hashlib.blake2b(parent + tokens, digest_size=16).digest())
-        return hashes[place]
+        return hashes[block_idx]

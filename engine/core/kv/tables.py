@@ -11,7 +11,7 @@ from engine.core.kv.block_pool import NULL_BLOCK
 Tables = list[list[int]]
 
 
-def num_places(tables: Tables) -> int:
+def num_logical_blocks(tables: Tables) -> int:
     """Return the number of logical blocks that every group has."""
     return min(map(len, tables), default=0)
 

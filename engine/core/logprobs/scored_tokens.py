@@ -14,13 +14,13 @@ class ScoredTokens:
     """K prompt tokens of a step, each predicted by the token before it.
 
     Attributes:
-        places: int32 [K], of the tokens before them, among the tokens of the step in the order of
-            its rows.
+        logits_indices: int32 [K], of the tokens before them, among the tokens of the step in the
+            order of its rows.
         token_ids: int32 [K].
         num_top: how many of the most likely tokens to find beside each.
     """
 
-    places: NDArray[np.int32]
+    logits_indices: NDArray[np.int32]
     token_ids: NDArray[np.int32]
     num_top: int
 

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from engine.core.kv.kv_cache_manager import KVCacheManager
 from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.tables import Tables, num_places
+from engine.core.kv.tables import Tables, num_logical_blocks
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.seq_slots import SeqSlots
 
 _PART_LEFT = 4  # of the tokens that a prefill could have in a step, one in so many
 
-_MAX_PLACES = 256  # ahead for which a request waits before it is looked up again
+_MAX_BLOCKS = 256  # ahead for which a request waits before it is looked up again
 
 
 class Admitted(NamedTuple):
@@ -95,10 +95,10 @@ class PromptAdmission:
         num_spare = self._max_num_batched_tokens - len(num_left)
         prefills = (num_left > 1).nonzero()[0].tolist()
         leaves_some = bool(prefills) and self._may_admit()
-        for place in prefills:
+        for row in prefills:
             num_kept = num_spare // _PART_LEFT if leaves_some else 0
-            num_new[place] = self._chunk(int(num_left[place]), 1 + num_spare - num_kept)
-            num_spare -= int(num_new[place]) - 1
+            num_new[row] = self._chunk(int(num_left[row]), 1 + num_spare - num_kept)
+            num_spare -= int(num_new[row]) - 1
         return num_new
 
     def _may_admit(self) -> bool:
@@ -146,7 +146,7 @@ class PromptAdmission:
         prefix, missing_hash = self._kv_cache.prefix_cache.find(request)
         if self._prefixes.pass_over(request, missing_hash):
             return Refused.PASSED_OVER
-        start = num_places(prefix) * self._kv_cache.block_size
+        start = num_logical_blocks(prefix) * self._kv_cache.block_size
         start = max(start, request.num_computed_tokens, request.kv.num_swapped_tokens)
         num_left = request.num_tokens - start
         num_tokens = self._chunk(num_left, budget)
@@ -195,9 +195,9 @@ class PromptAdmission:
 
 
 class _Wait(NamedTuple):
-    """A request waits until the first `num_places` blocks of another one are computed."""
+    """A request waits until the first `num_blocks` blocks of another one are computed."""
 
-    num_places: int
+    num_blocks: int
     number: int  # unique, so that requests are not compared
     request: Request
 
@@ -227,9 +227,9 @@ class InBatchPrefixCaching:
         """Begin the admissions of a step; the running requests have their tokens already."""
         self._computing = None
         for running in list(self._waits):
-            num_places = running.num_computed_tokens // self._block_size
+            num_blocks = running.num_computed_tokens // self._block_size
             waits = self._waits[running]
-            while waits and (running.slot is None or waits[0].num_places <= num_places):
+            while waits and (running.slot is None or waits[0].num_blocks <= num_blocks):
                 self._waiting.take_back(heappop(waits).request)
             if not waits:
                 del self._waits[running]
@@ -242,8 +242,8 @@ class InBatchPrefixCaching:
         if missing_hash is None or (running := self._computed_by().get(missing_hash)) is None:
             return False
         start = running.num_computed_tokens // self._block_size
-        num_places = self._prefix_cache.num_common_places(request, running, start + _MAX_PLACES)
-        heappush(self._waits[running], _Wait(num_places, next(self._numbers), request))
+        num_blocks = self._prefix_cache.num_common_blocks(request, running, start + _MAX_BLOCKS)
+        heappush(self._waits[running], _Wait(num_blocks, next(self._numbers), request))
         self._waiting.pass_over(request)
         return True
 

@@ -125,12 +125,12 @@ class WaitingQueues:
         priority, *_ = self._rank(new)
         own = limits.share(self._tenant_loads.get(new.tenant, Load()) + _load(new))
         loads = dict(self._tenant_loads)
-        places = dict.fromkeys(loads, 0)  # how many of the last are taken already
+        num_taken = dict.fromkeys(loads, 0)  # how many of the last are taken already
         while loads:
             tenant = max(loads, key=lambda each: limits.share(loads[each]))
             queue = self.queued.of(tenant)
-            places[tenant] += 1
-            request = queue[-places[tenant]] if places[tenant] <= len(queue) else None
+            num_taken[tenant] += 1
+            request = queue[-num_taken[tenant]] if num_taken[tenant] <= len(queue) else None
             if request is None or self._rank(request)[0] < priority:
                 del loads[tenant]
                 continue

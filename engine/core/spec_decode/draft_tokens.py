@@ -29,5 +29,5 @@ class DraftTokens:
     def reaching(self, number: int) -> tuple[Int32s, Int32s]:
         """Return the rows that have a draft of this number, from 1, and these drafts."""
         has_one = self.token_ids.lengths >= number
-        places = self.token_ids.start_loc[:-1][has_one] + number - 1
-        return self.rows[has_one], self.token_ids.values[places]
+        indices = self.token_ids.start_loc[:-1][has_one] + number - 1
+        return self.rows[has_one], self.token_ids.values[indices]

@@ -76,17 +76,17 @@ def followers(
     occurrence counts. If the match overlaps the end, the tokens that follow it repeat.
     """
     end = len(token_ids)
-    places = np.flatnonzero(token_ids[:-1] == token_ids[-1])  # of the last token, earlier on
-    length = min(len(places), 1)
+    ends = np.flatnonzero(token_ids[:-1] == token_ids[-1])  # of the last token, earlier on
+    length = min(len(ends), 1)
     while 0 < length < most:
-        longer = places[places >= length]
+        longer = ends[ends >= length]
         longer = longer[token_ids[longer - length] == token_ids[end - 1 - length]]
         if not len(longer):
             break
-        places, length = longer, length + 1
+        ends, length = longer, length + 1
     if length < least:
         return token_ids[:0]
-    start = int(places[-1]) + 1
+    start = int(ends[-1]) + 1
     found: NDArray[np.int32] = token_ids[start + np.arange(num_tokens) % (end - start)]
     return found
 
@@ -140,9 +140,9 @@ class SpecDecode:
             return num_drafts
         guesses = [self._guesses(self._proposer, slot, most) for slot in slots.tolist()]
         lengths = np.array([len(each) for each in guesses])
-        while num_spare and len(places := (num_drafts < lengths).nonzero()[0][:num_spare]):
-            num_drafts[places] += 1
-            num_spare -= len(places)
+        while num_spare and len(chosen := (num_drafts < lengths).nonzero()[0][:num_spare]):
+            num_drafts[chosen] += 1
+            num_spare -= len(chosen)
         for slot, tokens, count in zip(slots.tolist(), guesses, num_drafts.tolist(), strict=True):
             if count:
                 self._drafts[slot] = int(self._states.serial[slot]), tokens[:count]

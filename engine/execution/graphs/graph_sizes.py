@@ -77,8 +77,8 @@ def mixed_sizes(max_num_batched_tokens: int, time_step: Callable[[int], StepTime
 
 def next_size(sizes: list[int], size: int) -> int | None:
     """Return the smallest of the ascending `sizes` that is not below `size`, None if all are."""
-    place = bisect_left(sizes, size)
-    return sizes[place] if place < len(sizes) else None
+    index = bisect_left(sizes, size)
+    return sizes[index] if index < len(sizes) else None
 
 
 def time_step(run: Callable[[], object], synchronize: Callable[[], None]) -> StepTime:

@@ -36,7 +36,10 @@ def allocate_kv_cache(
     shape = (groups.num_caches, 2, num_blocks, block_size, num_kv_heads, head_dim)
     zeros = zeroed_on_demand if device.type == "cpu" else partial(torch.zeros, device=device)
     caches = zeros(shape, dtype=dtype)
-    return [LayerCache(caches[cache, 0], caches[cache, 1], group) for group, cache in groups.places]
+    return [
+        LayerCache(caches[cache, 0], caches[cache, 1], group)
+        for group, cache in groups.layer_caches
+    ]
 
 
 def distinct_caches(kv_cache: Sequence[LayerCache]) -> list[Tensor]:

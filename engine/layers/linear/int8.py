@@ -33,10 +33,10 @@ def multiplies_int8() -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     size = 64
-    product = Int8Product(torch.full((size, size), _LARGEST, dtype=torch.int8), torch.ones(size))
+    gemm = Int8Gemm(torch.full((size, size), _LARGEST, dtype=torch.int8), torch.ones(size))
     x = torch.full((size, size), 255, dtype=torch.uint8)
     exact = (255 - _ZERO_POINT) * _LARGEST * size
-    return bool((product(x, torch.float32) == exact).all())
+    return bool((gemm(x, torch.float32) == exact).all())
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,17 +65,17 @@ class Int8Linear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self._product = Int8Product(*quantize_channels(weight))
+        self._gemm = Int8Gemm(*quantize_channels(weight))
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         # In float16 the products would overflow before they are multiplied by the rows' scales.
         dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
         steps, scale = quantize_rows(x)
-        product = self._product(steps, dtype)
+        out = self._gemm(steps, dtype)
         if self._bias is None:
-            return product.mul_(scale).to(x.dtype)
-        return torch.addcmul(self._bias, product, scale).to(x.dtype)
+            return out.mul_(scale).to(x.dtype)
+        return torch.addcmul(self._bias, out, scale).to(x.dtype)
 
 
 def quantize_channels(weight: Tensor) -> Int8Weight:
@@ -93,7 +93,7 @@ def quantize_channels(weight: Tensor) -> Int8Weight:
     return Int8Weight(steps, scale)
 
 
-class Int8Product:
+class Int8Gemm:
     """x W^T for uint8 x with zero point 128, and int8 weights with a scale per row."""
 
     def __init__(self, weight: Tensor, scale: Tensor) -> None:

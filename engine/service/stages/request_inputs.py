@@ -25,7 +25,7 @@ from engine.service.parameters import (
 from engine.service.sampling_inputs import any_boolean, refuse_unsupported, sampling_tensors
 from engine.service.tensors import InputReader, Tensors
 from engine.text.chat_parameters import ChatParameters
-from engine.text.grammar.request_forms import GUIDE, GUIDE_TYPE, guided_decoding
+from engine.text.grammar.request_formats import GUIDE, GUIDE_TYPE, guided_decoding
 from engine.validation.limits import MAX_PROMPT_TOKENS, MAX_WORDS, check_words
 
 _EXCLUDE_INPUT = ("exclude_input_in_output", "sampling_param_exclude_input_from_output")

@@ -29,7 +29,7 @@ from engine.service.sampling_inputs import (
 )
 from engine.service.stub.stream import NewRequest
 from engine.service.tensors import InputReader, Tensors
-from engine.text.grammar.request_forms import GUIDE, GUIDE_TYPE, guided_decoding
+from engine.text.grammar.request_formats import GUIDE, GUIDE_TYPE, guided_decoding
 from engine.validation.checks import check_token_ids
 from engine.validation.limits import (
     MAX_PREFIX_BYTES,

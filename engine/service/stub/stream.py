@@ -114,8 +114,8 @@ def _joined(chunks: list[Chunk]) -> Chunk:
     if any(chunk.details.logprobs for chunk in chunks):
         logprobs = [position for chunk in chunks for position in chunk.details.logprobs or ()]
         details = structs.replace(details, logprobs=logprobs)
-    if details.place != chunks[0].details.place:
-        details = structs.replace(details, place=chunks[0].details.place)
+    if details.parser_state != chunks[0].details.parser_state:
+        details = structs.replace(details, parser_state=chunks[0].details.parser_state)
     if chunks[0].details.prompt_logprobs is not None:
         details = structs.replace(details, prompt_logprobs=chunks[0].details.prompt_logprobs)
     token_ids = b"".join([chunk.token_ids for chunk in chunks])

@@ -128,7 +128,7 @@ def _bytes_of_characters() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     spelled = {chr(byte): byte for byte in printable}
-    return spelled | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return spelled | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTE_OF_CHARACTER = _bytes_of_characters()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.text.grammar.spec import GrammarSpec
 from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.splitter import Place
+from engine.text.output_parsing.splitter import ParserState
 
 _IN_HARMONY = {
     "reasoning_start": "<|channel|>analysis<|message|>",
@@ -13,8 +13,10 @@ _IN_HARMONY = {
 }
 
 
-def after_reasoning(spec: GrammarSpec, section_format: SectionFormat, place: Place) -> GrammarSpec:
-    """Return `spec` for an output that begins at `place`, where reasoning may come first.
+def after_reasoning(
+    spec: GrammarSpec, section_format: SectionFormat, parser_state: ParserState
+) -> GrammarSpec:
+    """Return `spec` for an output that begins at `parser_state`, where reasoning may come first.
 
     In reasoning that the prompt has opened, the output is free up to its end; before any tag of the
     turn, reasoning may be opened. gpt-oss opens the answer by a header. What says itself where it
@@ -22,13 +24,13 @@ def after_reasoning(spec: GrammarSpec, section_format: SectionFormat, place: Pla
     """
     if spec.begin_after:
         return spec
-    state = section_format.states[place.state]
+    state = section_format.states[parser_state.state]
     if state.kind == "header":
         return spec if spec.kind == "structural_tag" else spec.model_copy(update=_IN_HARMONY)
     if state.kind == "reasoning":
         return spec.model_copy(update={"begin_after": state.end_tag})
     for tag, number in state.next.items():
         opened = section_format.states[number]
-        if opened.kind == "reasoning" and place.number == 0:
+        if opened.kind == "reasoning" and parser_state.number == 0:
             return spec.model_copy(update={"reasoning_start": tag, "begin_after": opened.end_tag})
     return spec

@@ -30,7 +30,7 @@ def llguidance_texts(
         eos_token_ids: those of them that end a sequence.
 
     Raises:
-        GrammarTextError: it is wrong; the text names the place.
+        GrammarTextError: it is wrong; the text names the field.
     """
     writer = LarkWriter(special_tokens, eos_token_ids, spec.whitespace_pattern)
     yield _text(spec, _grammars(spec, writer), LarkWriter(special_tokens, eos_token_ids))

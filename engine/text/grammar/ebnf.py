@@ -47,7 +47,7 @@ def lark_of(text: str, *, large_lexemes: bool = True) -> str:
     With `large_lexemes`, masks are computed faster; without, each character is a lexeme.
 
     Raises:
-        GrammarTextError: with the place of the fault.
+        GrammarTextError: with the position of the fault.
     """
     try:
         parsed = GrammarParser().parse(text)

@@ -43,13 +43,13 @@ def class_symbols(written: str) -> int:
         return ANY
     members = _members(written)
     is_negated = members[0] == "^"
-    symbols, place = 0, int(is_negated)
-    while place < len(members):
-        low = high = ord(_character(members[place]))
-        if members[place + 1 : place + 2] == ["-"] and place + 2 < len(members):
-            high = ord(_character(members[place + 2]))
-            place += 2
-        place += 1
+    symbols, index = 0, int(is_negated)
+    while index < len(members):
+        low = high = ord(_character(members[index]))
+        if members[index + 1 : index + 2] == ["-"] and index + 2 < len(members):
+            high = ord(_character(members[index + 2]))
+            index += 2
+        index += 1
         for code in range(low, min(high, _NUM_ASCII) + 1):
             symbols |= 1 << code
         if high >= _NUM_ASCII:

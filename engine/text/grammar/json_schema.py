@@ -1,4 +1,4 @@
-"""Checks of JSON schemas: what is not enforced is refused, with the place where it stands.
+"""Checks of JSON schemas: what is not enforced is refused, with a JSON pointer to it.
 
 llguidance refuses most of the keywords that it does not enforce. It ignores unknown ones and some
 formats, and takes options from the schema itself; that is decided here.
@@ -113,7 +113,7 @@ def _are_disjoint(values: Sequence[set[str]]) -> bool:
     return all(values) and sum(map(len, values)) == len(set().union(*values))
 
 
-class Place(NamedTuple):
+class Subschema(NamedTuple):
     """A schema inside the schema, and the JSON pointer to it."""
 
     pointer: str
@@ -136,10 +136,10 @@ def prepare_schema(
     schema = parse_json(text, "#", GrammarTextError, finite=True)
     if isinstance(schema, bool):
         schema = {} if schema else {"anyOf": []}
-    inner = list(places(schema))
-    for place in inner:
-        _check(place, strict=strict)
-    schemas = [place.schema for place in inner if isinstance(place.schema, dict)]
+    inner = list(subschemas(schema))
+    for subschema in inner:
+        _check(subschema, strict=strict)
+    schemas = [subschema.schema for subschema in inner if isinstance(subschema.schema, dict)]
     if not strict:
         drop_unreachable(schema, schemas)
     allow_any_of_exclusive(schema, schemas)
@@ -160,47 +160,49 @@ def _whitespace(pattern: str | None) -> dict[str, Any]:
     return {"whitespace_pattern": portable(pattern)}
 
 
-def places(schema: Any) -> Iterator[Place]:
+def subschemas(schema: Any) -> Iterator[Subschema]:
     """Yield `schema` and every schema in it.
 
     Raises:
         GrammarTextError: one is neither an object nor true or false, or they nest too deeply.
     """
-    waiting = [(Place("#", schema), 0)]
+    waiting = [(Subschema("#", schema), 0)]
     while waiting:
-        place, depth = waiting.pop()
+        subschema, depth = waiting.pop()
         if depth > MAX_DEPTH:
-            raise GrammarTextError(f"{place.pointer}: is nested deeper than {MAX_DEPTH} schemas")
-        if not isinstance(place.schema, (dict, bool)):
-            raise GrammarTextError(f"{place.pointer}: must be an object or a boolean")
-        yield place
-        if isinstance(place.schema, dict):
-            waiting += [(inner, depth + 1) for inner in _inner(place)]
+            raise GrammarTextError(
+                f"{subschema.pointer}: is nested deeper than {MAX_DEPTH} schemas"
+            )
+        if not isinstance(subschema.schema, (dict, bool)):
+            raise GrammarTextError(f"{subschema.pointer}: must be an object or a boolean")
+        yield subschema
+        if isinstance(subschema.schema, dict):
+            waiting += [(inner, depth + 1) for inner in _inner(subschema)]
 
 
-def _inner(place: Place) -> Iterator[Place]:
-    pointer, schema = place
+def _inner(subschema: Subschema) -> Iterator[Subschema]:
+    pointer, schema = subschema
     for name in _SCHEMA_OBJECTS:
         if name in schema:
             if not isinstance(schema[name], dict):
                 raise GrammarTextError(f"{pointer}/{name}: must be an object")
             for key, value in schema[name].items():
                 escaped = key.replace("~", "~0").replace("/", "~1")
-                yield Place(f"{pointer}/{name}/{escaped}", value)
+                yield Subschema(f"{pointer}/{name}/{escaped}", value)
     for name in _SCHEMA_LISTS:
         if isinstance(schema.get(name), list):
             for index, value in enumerate(schema[name]):
-                yield Place(f"{pointer}/{name}/{index}", value)
+                yield Subschema(f"{pointer}/{name}/{index}", value)
         elif name in schema and name not in _SCHEMAS:
             raise GrammarTextError(f"{pointer}/{name}: must be a list")
     for name in _SCHEMAS:
         if name in schema and not isinstance(schema[name], list):
-            yield Place(f"{pointer}/{name}", schema[name])
+            yield Subschema(f"{pointer}/{name}", schema[name])
 
 
-def _check(place: Place, *, strict: bool) -> None:
+def _check(subschema: Subschema, *, strict: bool) -> None:
     """Refuse what is not enforced; drop it if not `strict`. Rewrite patterns."""
-    pointer, schema = place
+    pointer, schema = subschema
     if isinstance(schema, bool):
         return
     _check_type(schema.get("type", []), pointer)
@@ -288,7 +290,7 @@ class _Finite:
         """Find the references of `root` whose targets can end: the least fixed point."""
         targets = {
             ref: resolved(root, ref)
-            for _, schema in places(root)
+            for _, schema in subschemas(root)
             if isinstance(schema, Mapping) and isinstance(ref := schema.get("$ref"), str)
         }
         # Other references than pointers are left to llguidance.

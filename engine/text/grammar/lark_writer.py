@@ -54,12 +54,12 @@ class LarkWriter:
 
     def text(self, text: str) -> str:
         """Return this very text; what is a special token in it is that token."""
-        parts, place = [], 0
+        parts, position = [], 0
         for found in self._tokens.finditer(text):
-            parts += [literal(text[place : found.start()])] if found.start() > place else []
+            parts += [literal(text[position : found.start()])] if found.start() > position else []
             parts.append(f"<[{self._special[found[0]]}]>")
-            place = found.end()
-        parts += [literal(text[place:])] if place < len(text) else []
+            position = found.end()
+        parts += [literal(text[position:])] if position < len(text) else []
         return " ".join(parts) or '""'
 
     def regex(self, pattern: str) -> str:

@@ -29,7 +29,7 @@ Rules = Mapping[str, ASTNode]
 _MAX_NESTING = 50  # of rules
 
 # Beyond these, finding out takes too long.
-_MAX_PLACES = 5000
+_MAX_POSITIONS = 5000
 _MAX_STATES = 2000
 
 
@@ -37,17 +37,17 @@ class TooManyStatesError(Exception):
     """Lexemes are too large to be compared."""
 
 
-class Places:
+class Positions:
     """The characters of the lexemes that may be next to each other: Glushkov's construction.
 
-    Sets of places, of characters and of lexemes are integers with a bit for each member.
+    Sets of positions, of characters and of lexemes are integers with a bit for each member.
     """
 
     def __init__(self) -> None:
         """Start without lexemes."""
-        self._symbols: list[int] = []  # the characters at each place
-        self._lexemes: list[int] = []  # the lexeme of each place
-        self._next: list[int] = []  # the places after each place
+        self._symbols: list[int] = []  # the characters at each position
+        self._lexemes: list[int] = []  # the lexeme of each position
+        self._next: list[int] = []  # the positions after each position
         self._begins = 0
         self._ends = 0
 
@@ -57,7 +57,7 @@ class Places:
         Raises:
             TooManyStatesError: there are too many.
         """
-        if len(self._symbols) == _MAX_PLACES:
+        if len(self._symbols) == _MAX_POSITIONS:
             raise TooManyStatesError
         self._symbols.append(symbols)
         self._lexemes.append(lexeme)
@@ -65,9 +65,9 @@ class Places:
         return 1 << (len(self._symbols) - 1)
 
     def join(self, ends: int, begins: int) -> None:
-        """Let each of the places `begins` come after each of `ends`."""
-        for place in _members(ends):
-            self._next[place] |= begins
+        """Let each of the positions `begins` come after each of `ends`."""
+        for position in _members(ends):
+            self._next[position] |= begins
 
     def enclose(self, begins: int, ends: int) -> None:
         """Note where a lexeme may begin, and where it may end."""
@@ -86,7 +86,7 @@ class Places:
         by_symbol = self._by_symbol()
         found: set[int] = set()
         seen: set[int] = set()
-        waiting = [self._begins & places for _, places in by_symbol]
+        waiting = [self._begins & positions for _, positions in by_symbol]
         while waiting:
             state = waiting.pop()
             if not state or state in seen:
@@ -94,27 +94,29 @@ class Places:
             seen.add(state)
             if len(seen) > _MAX_STATES:
                 raise TooManyStatesError
-            following = _union(self._next[place] for place in _members(state))
-            ended = {self._lexemes[place] for place in _members(state & self._ends)}
-            for symbols, places in by_symbol:
-                if goes_on := following & places:
+            following = _union(self._next[position] for position in _members(state))
+            ended = {self._lexemes[position] for position in _members(state & self._ends)}
+            for symbols, positions in by_symbol:
+                if goes_on := following & positions:
                     waiting.append(goes_on)
                     cut = {lexeme for lexeme in ended if after[lexeme] & symbols}
                     if cut:
-                        found |= cut | {self._lexemes[place] for place in _members(goes_on)}
+                        found |= cut | {self._lexemes[position] for position in _members(goes_on)}
         return found
 
     def _by_symbol(self) -> list[tuple[int, int]]:
         """Return sets of characters that no place tells apart, and the places of each."""
-        places_of: dict[int, int] = {}  # by the characters at them
-        for place, symbols in enumerate(self._symbols):
-            places_of[symbols] = places_of.get(symbols, 0) | 1 << place
+        positions_of: dict[int, int] = {}  # by the characters at them
+        for position, symbols in enumerate(self._symbols):
+            positions_of[symbols] = positions_of.get(symbols, 0) | 1 << position
         classes: dict[int, int] = {}
-        for symbol in _members(_union(places_of)):
+        for symbol in _members(_union(positions_of)):
             bit = 1 << symbol
-            places = _union(places for symbols, places in places_of.items() if symbols & bit)
-            classes[places] = classes.get(places, 0) | bit
-        return [(symbols, places) for places, symbols in classes.items()]
+            positions = _union(
+                positions for symbols, positions in positions_of.items() if symbols & bit
+            )
+            classes[positions] = classes.get(positions, 0) | bit
+        return [(symbols, positions) for positions, symbols in classes.items()]
 
 
 def _union(sets: Iterable[int]) -> int:
@@ -183,11 +185,11 @@ def choose_lexemes(rules: Rules, root: str, regular: Collection[str]) -> set[int
     while True:
         lexemes = _outermost(rules, root, is_wanted)
         followers = [after[id(lexeme)] for lexeme in lexemes]
-        places = Places()
+        positions = Positions()
         try:
             for number, lexeme in enumerate(lexemes if any(followers) else []):
-                _add(rules, lexeme, places, number)
-            conflicts = places.conflicts(followers)
+                _add(rules, lexeme, positions, number)
+            conflicts = positions.conflicts(followers)
         except (TooManyStatesError, RecursionError):
             return smallest_lexemes(rules, root, regular)
         if not conflicts:
@@ -216,14 +218,14 @@ def _outermost(rules: Rules, root: str, is_wanted: Callable[[ASTNode], bool]) ->
     return found
 
 
-def _add(rules: Rules, node: ASTNode, places: Places, number: int) -> None:
-    """Add the places of lexeme `number` to those of the others."""
+def _add(rules: Rules, node: ASTNode, positions: Positions, number: int) -> None:
+    """Add the positions of lexeme `number` to those of the others."""
 
     def build(node: ASTNode) -> tuple[bool, int, int]:
-        """Return whether it may be empty, and the places where it may begin and end."""
+        """Return whether it may be empty, and the positions where it may begin and end."""
         if _is_leaf(node):
-            place = places.add(_symbols(node), number)
-            return False, place, place
+            position = positions.add(_symbols(node), number)
+            return False, position, position
         if isinstance(node, RuleRefNode):
             return build(rules[node.name])
         if isinstance(node, RepetitionNode):
@@ -231,13 +233,13 @@ def _add(rules: Rules, node: ASTNode, places: Places, number: int) -> None:
                 return True, 0, 0
             is_empty, begins, ends = build(node.node)
             if node.max_times != 1:  # as if without limit: more may follow than can
-                places.join(ends, begins)
+                positions.join(ends, begins)
             return is_empty or not node.min_times, begins, ends
         is_sequence = isinstance(node, SequenceNode)
         is_empty, begins, ends = is_sequence, 0, 0
         for part_is_empty, part_begins, part_ends in map(build, node.children()):
             if is_sequence:
-                places.join(ends, part_begins)
+                positions.join(ends, part_begins)
                 begins |= part_begins if is_empty else 0
                 ends = part_ends | (ends if part_is_empty else 0)
                 is_empty = is_empty and part_is_empty
@@ -250,7 +252,7 @@ def _add(rules: Rules, node: ASTNode, places: Places, number: int) -> None:
         return is_empty, begins, ends
 
     _, begins, ends = build(node)
-    places.enclose(begins, ends)
+    positions.enclose(begins, ends)
 
 
 class _Neighbours:

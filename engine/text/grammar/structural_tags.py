@@ -38,11 +38,11 @@ _KINDS = {str: "a string", list: "a list", dict: "an object", bool: "true or fal
 
 
 class _Tag(NamedTuple):
-    """`body` is the expression of all after `begin`; `place` names it in errors."""
+    """`body` is the expression of all after `begin`; `path` names it in errors."""
 
     begin: str
     body: str
-    place: str
+    path: str
 
 
 class StructuralTags:
@@ -57,7 +57,7 @@ class StructuralTags:
         """Return the expression of the whole, given as JSON.
 
         Raises:
-            GrammarTextError: it is wrong; the text names the place.
+            GrammarTextError: it is wrong; the text names the field.
         """
         fields = parse_json(text, "", GrammarTextError)
         if isinstance(fields, Mapping) and "format" in fields:
@@ -72,18 +72,18 @@ class StructuralTags:
         tags = [self._structure(each, f"structures/{i}") for i, each in enumerate(structures)]
         return self._triggered(tags, triggers, "", "structures")
 
-    def _structure(self, each: dict[str, Any], place: str) -> _Tag:
+    def _structure(self, each: dict[str, Any], path: str) -> _Tag:
         if extra := each.keys() - {"begin", "schema", "end"}:
-            raise GrammarTextError(f"{place}/{min(extra)}: unknown field")
+            raise GrammarTextError(f"{path}/{min(extra)}: unknown field")
         for name in ("begin", "end"):
             if not isinstance(each.setdefault(name, ""), str):
-                raise GrammarTextError(f"{place}/{name}: must be a string")
-        body = self._schema(each.get("schema", True), f"{place}/schema", strict=self._strict)
+                raise GrammarTextError(f"{path}/{name}: must be a string")
+        body = self._schema(each.get("schema", True), f"{path}/schema", strict=self._strict)
         end = [self._writer.text(each["end"])] if each["end"] else []
-        return _Tag(each["begin"], " ".join([body, *end]), place)
+        return _Tag(each["begin"], " ".join([body, *end]), path)
 
-    def _node(self, node: Any, place: str, depth: int) -> str:
-        kind = _checked(node, place, depth)
+    def _node(self, node: Any, path: str, depth: int) -> str:
+        kind = _checked(node, path, depth)
         depth += 1
         match kind:
             case "any_text":
@@ -92,36 +92,36 @@ class StructuralTags:
                 return self._writer.text(node["value"])
             case "json_schema":
                 strict = node.get("strict", self._strict)
-                return self._schema(node["json_schema"], f"{place}/json_schema", strict=strict)
+                return self._schema(node["json_schema"], f"{path}/json_schema", strict=strict)
             case "regex":
                 return self._writer.regex(node["pattern"])
             case "optional":
-                return f"({self._node(node['content'], f'{place}/content', depth)})?"
+                return f"({self._node(node['content'], f'{path}/content', depth)})?"
             case "or" | "sequence":
                 parts = [
-                    self._node(each, f"{place}/elements/{i}", depth)
+                    self._node(each, f"{path}/elements/{i}", depth)
                     for i, each in enumerate(node["elements"])
                 ]
                 return f"({(' | ' if kind == 'or' else ' ').join(parts)})"
             case "tag":
-                tag = self._tag(node, place, depth)
+                tag = self._tag(node, path, depth)
                 return f"{self._writer.text(tag.begin)} {tag.body}"
-        tags = [self._tag(each, f"{place}/tags/{i}", depth) for i, each in enumerate(node["tags"])]
+        tags = [self._tag(each, f"{path}/tags/{i}", depth) for i, each in enumerate(node["tags"])]
         options = {name: node.get(name, False) for name in ("at_least_one", "stop_after_first")}
         if kind == "tags_with_separator":
             return self._separated(tags, node["separator"], **options)
-        return self._triggered(tags, node["triggers"], f"{place}/", f"{place}/tags", **options)
+        return self._triggered(tags, node["triggers"], f"{path}/", f"{path}/tags", **options)
 
-    def _tag(self, node: Any, place: str, depth: int) -> _Tag:
-        if _checked(node, place, depth) != "tag":
-            raise GrammarTextError(f"{place}/type: must be tag")
+    def _tag(self, node: Any, path: str, depth: int) -> _Tag:
+        if _checked(node, path, depth) != "tag":
+            raise GrammarTextError(f"{path}/type: must be tag")
         end = node["end"]
         if node["content"].get("type") == "any_text" and end:
-            _checked(node["content"], f"{place}/content", depth)
+            _checked(node["content"], f"{path}/content", depth)
             excluded = node["content"].get("excludes", ())
-            return _Tag(node["begin"], self._writer.up_to(end, excluded), place)
-        content = self._node(node["content"], f"{place}/content", depth + 1)
-        return _Tag(node["begin"], f"{content} {self._writer.text(end)}", place)
+            return _Tag(node["begin"], self._writer.up_to(end, excluded), path)
+        content = self._node(node["content"], f"{path}/content", depth + 1)
+        return _Tag(node["begin"], f"{content} {self._writer.text(end)}", path)
 
     def _separated(
         self, tags: Sequence[_Tag], separator: str, *, at_least_one: bool, stop_after_first: bool
@@ -157,42 +157,42 @@ class StructuralTags:
             parts.append(f"{self._writer.up_to(trigger, triggers)} ({' | '.join(rests)})")
         for tag in tags:
             if not tag.begin.startswith(tuple(triggers)):
-                raise GrammarTextError(f"{tag.place}/begin: starts with none of the triggers")
+                raise GrammarTextError(f"{tag.path}/begin: starts with none of the triggers")
         one, free = f"({' | '.join(parts)})", self._writer.free(triggers)
         if stop_after_first:
             return one if at_least_one else f"({one} | {free})"
         return f"{one} {one}* {free}" if at_least_one else f"{one}* {free}"
 
-    def _schema(self, schema: Any, place: str, *, strict: bool) -> str:
+    def _schema(self, schema: Any, path: str, *, strict: bool) -> str:
         try:
             return self._writer.schema(schema, strict=strict)
         except GrammarTextError as error:
-            raise GrammarTextError(f"{place}: {error}") from None
+            raise GrammarTextError(f"{path}: {error}") from None
 
 
-def _checked(node: Any, place: str, depth: int) -> str:
+def _checked(node: Any, path: str, depth: int) -> str:
     """Return the type of a part of a format.
 
     Raises:
         GrammarTextError: it is unknown, or a field is wrong.
     """
     if depth > _MAX_DEPTH:
-        raise GrammarTextError(f"{place}: is nested deeper than {_MAX_DEPTH} formats")
+        raise GrammarTextError(f"{path}: is nested deeper than {_MAX_DEPTH} formats")
     kind = str(node.get("type")) if isinstance(node, dict) else ""
     if kind not in _FIELDS:
-        raise GrammarTextError(f"{place}/type: must be one of {', '.join(_FIELDS)}")
+        raise GrammarTextError(f"{path}/type: must be one of {', '.join(_FIELDS)}")
     needed, possible = _FIELDS[kind]
     if extra := node.keys() - needed.keys() - possible.keys() - {"type"}:
-        raise GrammarTextError(f"{place}/{min(extra)}: unknown field")
+        raise GrammarTextError(f"{path}/{min(extra)}: unknown field")
     for name, wanted in {**needed, **possible}.items():
         if name not in node and name in needed:
-            raise GrammarTextError(f"{place}/{name}: is missing")
+            raise GrammarTextError(f"{path}/{name}: is missing")
         if name in node and not isinstance(node[name], wanted):
-            raise GrammarTextError(f"{place}/{name}: must be {_KINDS[wanted]}")
+            raise GrammarTextError(f"{path}/{name}: must be {_KINDS[wanted]}")
         if name == "excludes" and name in node and not _is_texts(node[name]):
-            raise GrammarTextError(f"{place}/{name}: must be a list of strings, none of them empty")
+            raise GrammarTextError(f"{path}/{name}: must be a list of strings, none of them empty")
         if name in ("elements", "tags") and not node[name]:
-            raise GrammarTextError(f"{place}/{name}: must not be empty")
+            raise GrammarTextError(f"{path}/{name}: must not be empty")
     return kind
 
 

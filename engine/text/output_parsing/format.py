@@ -23,7 +23,7 @@ from engine.text.stop.automaton import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 
 _HEADER_STARTS, (_MESSAGE,), _MESSAGE_ENDS = HARMONY[0].starts, HARMONY[0].ends, HARMONY[1].ends
-# By what a header has in it, the first that fits: places in `_harmony`'s states.
+# By what a header has in it, the first that fits: indices of `_harmony`'s states.
 _MESSAGE_STATES = ((" to=", 4), ("<|channel|>analysis", 3), ("", 2))
 
 # By what is in the chat template, all of it; the first that fits. Names as in `TOOL_CALLS`; the
@@ -190,7 +190,7 @@ class SectionFormat:
                 self._state(
                     tags.kind,
                     following if part.is_open else always,
-                    {text: numbers[place] for text, place in part.next.items()},
+                    {text: numbers[index] for text, index in part.next.items()},
                     is_answer=tags.kind == "content",
                 )
                 for part in parts
@@ -218,10 +218,10 @@ def _strings(quotes: str) -> tuple[_Part, ...]:
     """
     parts = [_Part(True, {quote: 2 * number + 1 for number, quote in enumerate(quotes)})]
     for quote in quotes:
-        place = len(parts)
+        state = len(parts)
         escapes = (f"\\{quote}", "\\\\")
-        parts.append(_Part(False, {quote: 0, **dict.fromkeys(escapes, place), "\n": place + 1}))
-        parts.append(_Part(True, {quote: 0, **dict.fromkeys(escapes, place + 1)}))
+        parts.append(_Part(False, {quote: 0, **dict.fromkeys(escapes, state), "\n": state + 1}))
+        parts.append(_Part(True, {quote: 0, **dict.fromkeys(escapes, state + 1)}))
     return tuple(parts)
 
 

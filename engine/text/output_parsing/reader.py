@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.protocol.messages import OutputDetails, SequenceOutput
 from engine.text.detokenizer import Detokenizer
 from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.splitter import Event, Place, Section, SectionSplitter
+from engine.text.output_parsing.splitter import Event, ParserState, Section, SectionSplitter
 
 _MAX_TURN = 4096  # tokens of the prompt that may belong to the turn that it leaves open
 
@@ -29,11 +29,11 @@ def read_events(
     tokenizer = detokenizer.tokenizer
     events: list[Event] = []
     start = 0
-    for place, token_id in enumerate(new_ids):
+    for index, token_id in enumerate(new_ids):
         is_marker = token_id in markers
         if not is_marker and not one_by_one:
             continue
-        ids = new_ids[start : place + 1]
+        ids = new_ids[start : index + 1]
         text = detokenizer.delta(
             window_ids, ids, final=False, skip_special_tokens=skip_special_tokens
         )
@@ -48,7 +48,7 @@ def read_events(
         window_ids = detokenizer.next_window(
             window_ids, ids, skip_special_tokens=skip_special_tokens
         )
-        start = place + 1
+        start = index + 1
     text = detokenizer.delta(
         window_ids, new_ids[start:], final=final, skip_special_tokens=skip_special_tokens
     )
@@ -99,15 +99,15 @@ class SectionReader:
             skip_special_tokens=skip_special_tokens,
             one_by_one=self._format.has_text_tags,
         )
-        splitter = SectionSplitter(self._format, Place(*details.place))
+        splitter = SectionSplitter(self._format, ParserState(*details.parser_state))
         splitter.read(cut(events, details.text_cut))
         splitter.read([Event("", num_tokens=int(details.omit_stop_token))])
         return splitter.finish() if final else splitter.take()
 
 
-def place_after_prompt(
+def state_after_prompt(
     section_format: SectionFormat, detokenizer: Detokenizer, prompt_ids: Sequence[int]
-) -> Place:
+) -> ParserState:
     """Return where the output begins; its number counts the tags of the turn that the prompt opens.
 
     Only what follows the last token that may start a turn is read: a template may end the prompt
@@ -126,4 +126,4 @@ def place_after_prompt(
             skip_special_tokens=False,
         )
     )
-    return splitter.place
+    return splitter.parser_state

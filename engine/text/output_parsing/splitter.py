@@ -18,8 +18,8 @@ from engine.text.output_parsing.format import SectionFormat, State
 _MAX_STEP = 64  # characters searched at once; what is left after a tag is searched again
 
 
-class Place(NamedTuple):
-    """Where between sections a text is.
+class ParserState(NamedTuple):
+    """State of the parser between two chunks of a text.
 
     Attributes:
         state: of the `SectionFormat`.
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     number: int = 0
 
 
-_BEGIN = Place()
+_BEGIN = ParserState()
 
 
 class Section(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,11 +73,11 @@ class SectionSplitter:
     """Splits one text into sections, event by event.
 
     Attributes:
-        place: after what has been read.
+        parser_state: after what has been read.
     """
 
-    def __init__(self, section_format: SectionFormat, place: Place = _BEGIN) -> None:
-        self.place = place
+    def __init__(self, section_format: SectionFormat, parser_state: ParserState = _BEGIN) -> None:
+        self.parser_state = parser_state
         self._format = section_format
         self._sections: list[Section] = []
         self._header: list[str] = []
@@ -87,8 +87,8 @@ class SectionSplitter:
 
     @property
     def state(self) -> State:
-        """The state of `place`."""
-        return self._format.states[self.place.state]
+        """The state of `parser_state`."""
+        return self._format.states[self.parser_state.state]
 
     @property
     def is_inside_tag(self) -> bool:
@@ -151,7 +151,9 @@ class SectionSplitter:
 
     def _count(self) -> None:
         if self._num_tokens and not self.is_inside_tag:
-            part = Section(self.state.kind, self.place.number, "", num_tokens=self._num_tokens)
+            part = Section(
+                self.state.kind, self.parser_state.number, "", num_tokens=self._num_tokens
+            )
             self._sections.append(part)
             self._num_tokens = 0
 
@@ -159,22 +161,22 @@ class SectionSplitter:
         if self.state.kind == "header":
             self._header.append(text)
         elif text:
-            self._sections.append(Section(self.state.kind, self.place.number, text))
+            self._sections.append(Section(self.state.kind, self.parser_state.number, text))
 
     def _enter(self, tag: str) -> None:
         self._search = 0
         if tag in self.state.inner:
             self._write(tag)
-            self.place = Place(self.state.inner[tag], self.place.number)
+            self.parser_state = ParserState(self.state.inner[tag], self.parser_state.number)
             return
         self._header.append(tag)
         state = self.state.after(tag, "".join(self._header))
         if self._format.states[state].kind == "header":
-            self.place = Place(state, self.place.number)
+            self.parser_state = ParserState(state, self.parser_state.number)
             return
-        self.place = Place(state, self.place.number + 1)
+        self.parser_state = ParserState(state, self.parser_state.number + 1)
         tag = "".join(self._header)
-        self._sections.append(Section(self.state.kind, self.place.number, "", tag))
+        self._sections.append(Section(self.state.kind, self.parser_state.number, "", tag))
         self._header = []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from engine.text.detokenizer import Detokenizer
 from engine.text.output_parsing.format import SectionFormat
 from engine.text.output_parsing.reader import read_events
-from engine.text.output_parsing.splitter import Place, SectionSplitter
+from engine.text.output_parsing.splitter import ParserState, SectionSplitter
 
 
 class SectionTracker:
@@ -26,12 +26,12 @@ class SectionTracker:
         section_format: SectionFormat,
         detokenizer: Detokenizer,
         window_ids: Sequence[int],
-        place: Place,
+        parser_state: ParserState,
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Start after a prompt with the window `window_ids` that left the text at `place`."""
-        begin = Place(place.state)
+        """Start after a prompt with the window `window_ids`, whose end has `parser_state`."""
+        begin = ParserState(parser_state.state)
         self.num_held_tokens = 0
         self._detokenizer = detokenizer
         self._format = section_format
@@ -41,10 +41,10 @@ class SectionTracker:
         self._splitter = SectionSplitter(section_format, begin)
         self._num_tokens = 0
         self._begin = begin
-        # Numbers of tokens after which a chunk may end, the first one as of now, and the places.
+        # Numbers of tokens after which a chunk may end, the first one as of now, and the states.
         self._borders = deque([(0, begin)])
         self.has_reasoning_ended = self._splitter.state.is_answer and (
-            place.number > 0 or not section_format.has_reasoning
+            parser_state.number > 0 or not section_format.has_reasoning
         )
 
     @property
@@ -55,7 +55,7 @@ class SectionTracker:
     @property
     def state(self) -> int:
         """The state of the `SectionFormat` that the next text is in."""
-        return self._splitter.place.state
+        return self._splitter.parser_state.state
 
     @property
     def is_inside_character(self) -> bool:
@@ -91,19 +91,19 @@ class SectionTracker:
         self._num_tokens += 1
         self._note_answer()
         if not self._splitter.is_inside_tag:
-            self._borders.append((self._num_tokens, self._splitter.place))
+            self._borders.append((self._num_tokens, self._splitter.parser_state))
         releasable = self._num_tokens - num_held_tokens
         while len(self._borders) > 1 and self._borders[1][0] <= releasable:
             self._borders.popleft()
         self.num_held_tokens = self._num_tokens - self._borders[0][0]
 
-    def take_place(self) -> Place:
+    def take_parser_state(self) -> ParserState:
         """Return where the chunk begins that is released now: all tokens but the held ones."""
-        place, self._begin = self._begin, self._borders[0][1]
-        return place
+        parser_state, self._begin = self._begin, self._borders[0][1]
+        return parser_state
 
     def _note_answer(self) -> None:
         parts = self._splitter.take()
         if self._splitter.state.is_answer and not self.has_reasoning_ended:
             has_text = any(part.type != "reasoning" and part.text.strip() for part in parts)
-            self.has_reasoning_ended = self._splitter.place.number > 0 or has_text
+            self.has_reasoning_ended = self._splitter.parser_state.number > 0 or has_text

@@ -12,7 +12,7 @@ _MAX_TRANSITIONS = 4096  # remembered per automaton, about 1 MB
 
 
 class StopMatch(NamedTuple):
-    """A stop string and its place in the text, in characters."""
+    """A stop string and its position in the text, in characters."""
 
     stop: str
     start: int
@@ -76,8 +76,8 @@ class StopAutomaton:
         """Return the state after `text`, and the first match in it, or None.
 
         The match that ends first counts; among those that end together, the one that starts first.
-        Its place counts from the start of `text`; it may start before. One lookup for a text that
-        was seen in this state before.
+        Its position counts from the start of `text`; it may start before. One lookup for a text
+        that was seen in this state before.
         """
         known = self._transitions.get((state, text))
         if known is None:

@@ -31,7 +31,7 @@ class StopChecker:
         watched[slot] = checker.watch
 
     Attributes:
-        match: the match that ended the sequence, or None. Its place counts from the first token
+        match: the match that ended the sequence, or None. Its position counts from the first token
             that was appended.
         num_tokens: output tokens appended or skipped.
         num_held_tokens: of the last tokens, how many must not be released yet, because their text

@@ -57,15 +57,15 @@ class Document:
     def grown(
         self, schema: Mapping[str, Any], size: int, depth: int = _DEPTH
     ) -> Iterator[tuple[str, Any]]:
-        """Yield values of a schema of about `size` bytes, one place of which is large: its name."""
+        """Yield values of a schema of about `size` bytes, one field of which is large: its name."""
         schema = self._resolved(schema)
         kinds = schema.get("anyOf") or schema.get("oneOf")
         if not depth or "const" in schema or "enum" in schema:
             return
         if kinds:
             for number, each in enumerate(kinds):
-                for place, value in self.grown(each, size, depth):
-                    yield f"|{number}{place}", value
+                for field, value in self.grown(each, size, depth):
+                    yield f"|{number}{field}", value
             return
         kind = schema.get("type", "any")
         if kind in ("string", "any"):
@@ -81,24 +81,24 @@ class Document:
         for number, element in enumerate(self._least(items)):
             yield f"[]{number or ''}", [element] * (size // len(json.dumps([element])) + 1)
         if items:
-            for place, value in self.grown(items, size, depth - 1):
-                yield f"[0]{place}", [value]
+            for field, value in self.grown(items, size, depth - 1):
+                yield f"[0]{field}", [value]
 
     def _objects(
         self, schema: Mapping[str, Any], size: int, depth: int
     ) -> Iterator[tuple[str, Any]]:
         (least, *_) = self._least({**schema, "type": "object"})
         for name, inner in schema.get("properties", {}).items():
-            for place, value in self.grown(inner, size, depth - 1):
-                yield f".{name}{place}", {**least, name: value}
+            for field, value in self.grown(inner, size, depth - 1):
+                yield f".{name}{field}", {**least, name: value}
         others = schema.get("additionalProperties", not schema.get("properties"))
         if others is not False:
             (value, *_) = self._least(_FREE if others is True else others)
             yield "{}", {f"{number:07}": value for number in range(size // 14)}
             yield "{name}", {"a" * size: value}
             if others is not True:
-                for place, value in self.grown(others, size, depth - 1):
-                    yield f"{{0}}{place}", {"a": value}
+                for field, value in self.grown(others, size, depth - 1):
+                    yield f"{{0}}{field}", {"a": value}
 
     def _least(self, schema: Mapping[str, Any]) -> list[Any]:
         """Return the least values of a schema, one of each kind."""
@@ -134,17 +134,17 @@ def gateway() -> Iterator[InProcess]:
 
 
 def cases(gateway: InProcess, path: str, size: int) -> Iterator[tuple[str, bytes]]:
-    """Yield bodies of about `size` bytes, and which place of them is large."""
+    """Yield bodies of about `size` bytes, and which field of them is large."""
     document = Document(gateway.document())
     base = BODIES[path]
     for name, schema in document.body(path)["properties"].items():
-        for place, value in document.grown(schema, size):
+        for field, value in document.grown(schema, size):
             text = json.dumps({**base, name: value}).replace(f'"{_DIGITS}"', "1" * size)
-            yield f"{name}{place}", text.encode()
+            yield f"{name}{field}", text.encode()
     if path in ("/v1/chat/completions", "/tokenize"):
-        for place, make in MANY.items():
+        for field, make in MANY.items():
             messages = make(size // 40)
-            yield f"messages: {place}", json.dumps({"messages": messages}).encode()
+            yield f"messages: {field}", json.dumps({"messages": messages}).encode()
 
 
 def test_every_route_with_a_body_is_here(gateway: InProcess) -> None:
@@ -179,7 +179,7 @@ def test_memory_for_a_field_is_linear(gateway: InProcess, path: str, size: int) 
 def faster_than_linear(
     gateway: InProcess, path: str, size: int, cost: Callable[[bytes], float], unseen: float
 ) -> dict[str, tuple[float, float]]:
-    """Return the places of which four times the size cost more than six times as much.
+    """Return the fields of which four times the size cost more than six times as much.
 
     Args:
         size: bytes of the smaller bodies.
@@ -190,11 +190,11 @@ def faster_than_linear(
     assert len(smaller) == len(larger) > 1
     gateway.ask(path, BODIES[path])  # what is made once
     wrong = {}
-    for place, body in larger.items():
+    for field, body in larger.items():
         for _ in range(4):  # other programs may have had the caches
-            before, after = cost(smaller[place]), cost(body)
+            before, after = cost(smaller[field]), cost(body)
             if after < 6 * before + unseen:
                 break
         else:
-            wrong[place] = (before, after)
+            wrong[field] = (before, after)
     return wrong

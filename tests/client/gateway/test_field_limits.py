@@ -60,9 +60,9 @@ def test_field_above_its_limit_is_refused_unsent(
     before = gateway.num_bytes
     status, answer = gateway.ask(path, {**ROUTES[path], field: value})
     error = json.loads(answer)["error"]
-    place = f"{field}[0]" if value == ["a" * 41] else field
-    assert (status, error["param"]) == (400, place)
-    assert error["message"].startswith(f"{place}: ")
+    param = f"{field}[0]" if value == ["a" * 41] else field
+    assert (status, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}: ")
     assert told in error["message"]
     assert gateway.num_bytes == before
 

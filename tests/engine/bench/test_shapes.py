@@ -28,10 +28,10 @@ def test_engine_and_transformers_build_models_of_the_shape(shape: Shape, tmp_pat
     ours = build_model(config, max_model_len=32, dtype=torch.bfloat16, device=meta)
     with meta:
         theirs = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
-    places = [place.tensor for place in destinations(ours, LLAMA_NAMES).values()]
+    of_ours = [destination.tensor for destination in destinations(ours, LLAMA_NAMES).values()]
     counts = [
         [tensor.numel() for tensor in tensors if tensor.dim() == dim]
-        for tensors in (places, list(theirs.parameters()))
+        for tensors in (of_ours, list(theirs.parameters()))
         for dim in (1, 2)
     ]
     assert sum(counts[0]) == sum(counts[2])

@@ -83,20 +83,20 @@ def cores(checkpoint: Path) -> tuple[EngineCore, EngineCore]:
 def serve(
     core: EngineCore, arrivals: list[Arrival], *, with_cancels: bool
 ) -> dict[tuple[int, int], Answer]:
-    """Return the answers, by place of the request and index of the sequence."""
-    places: dict[int, int] = {}
+    """Return the answers, by index of the request and index of the sequence."""
+    indices: dict[int, int] = {}
     answers: dict[tuple[int, int], Answer] = {}
 
     def take(outputs: list[SequenceOutput]) -> None:
         for output in outputs:
-            answers.setdefault((places[output.uid], output.index), Answer()).take(output)
+            answers.setdefault((indices[output.uid], output.index), Answer()).take(output)
 
     step = 0
     while step <= max(a.step for a in arrivals) or core.has_unfinished_requests():
-        for place, arrival in enumerate(arrivals):
+        for index, arrival in enumerate(arrivals):
             if arrival.step == step:
                 uid = next(_uids)
-                places[uid] = place
+                indices[uid] = index
                 core.add_request(
                     AddRequest(
                         uid,
@@ -106,7 +106,7 @@ def serve(
                     )
                 )
             if with_cancels and arrival.cancel == step:
-                for uid in [uid for uid, known in places.items() if known == place]:
+                for uid in [uid for uid, known in indices.items() if known == index]:
                     take(listed(core.abort(uid)))
         take(listed(core.step()))
         core.check_integrity()
@@ -186,7 +186,7 @@ def test_every_token_is_that_of_the_synchronous_loop(
             assert mine.token_ids == theirs.token_ids
             assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
     missing = expected.keys() - found.keys()
-    assert all(arrivals[place].cancel is not None for place, _ in missing)
+    assert all(arrivals[index].cancel is not None for index, _ in missing)
 
 
 def check_prompt_logprobs(arrival: Arrival, index: int, answer: Answer, reference: Answer) -> None:
@@ -196,7 +196,7 @@ def check_prompt_logprobs(arrival: Arrival, index: int, answer: Answer, referenc
         return
     assert answer.prompt_logprobs is not None
     assert reference.prompt_logprobs is not None
-    assert [place.token_ids[0] for place in answer.prompt_logprobs] == arrival.prompt[1:]
+    assert [token.token_ids[0] for token in answer.prompt_logprobs] == arrival.prompt[1:]
     for mine, theirs in zip(answer.prompt_logprobs, reference.prompt_logprobs, strict=True):
         assert mine.token_ids == theirs.token_ids
         assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)

@@ -38,7 +38,7 @@ class FailingDevice:
         swaps: the steps since then that were to swap blocks out.
     """
 
-    PLACES = ("before the moves", "after the forward pass", "after sampling")
+    STAGES = ("before the moves", "after the forward pass", "after sampling")
 
     def __init__(self, core: EngineCore) -> None:
         runner: Any = core._runner
@@ -67,8 +67,8 @@ class FailingDevice:
         self._fail("after sampling")
         return results
 
-    def _fail(self, place: str) -> None:
-        if self.fails.get(self._step) == place:
+    def _fail(self, stage: str) -> None:
+        if self.fails.get(self._step) == stage:
             exhaust(self._step)
 
 
@@ -117,7 +117,7 @@ class Arrival(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What came of the requests, by their places."""
+    """What came of the requests, by their indices."""
 
     tokens: dict[tuple[int, int], list[int]]
     failed: dict[int, RequestFailed]
@@ -127,25 +127,25 @@ class Found(NamedTuple):
 
 def serve(device: tuple[EngineCore, FailingDevice], arrivals: list[Arrival]) -> Found:
     core, _ = device
-    places: dict[int, int] = {}
+    requests: dict[int, int] = {}
     scheduler = core.scheduler
     before = scheduler.num_preemptions, scheduler.num_prefix_hits
     found = Found(defaultdict(list), {}, 0, 0)
     step = 0
     while step <= max(each.step for each in arrivals) or core.has_unfinished_requests():
-        for place, arrival in enumerate(arrivals):
+        for request, arrival in enumerate(arrivals):
             if arrival.step == step:
                 uid = next(_uids)
-                places[uid] = place
+                requests[uid] = request
                 params = {"ignore_eos": True, "seed": 0, **arrival.sampling}
                 core.add_request(AddRequest(uid, pack_token_ids(arrival.prompt), params))
         outputs = core.step()
         for output in outputs.rows():
-            place = places[output.uid]
-            assert place not in found.failed, "an output after the last one"
-            found.tokens[place, output.index] += output.token_ids
+            request = requests[output.uid]
+            assert request not in found.failed, "an output after the last one"
+            found.tokens[request, output.index] += output.token_ids
         for failure in outputs.failures:
-            assert found.failed.setdefault(places[failure.uid], failure) is failure
+            assert found.failed.setdefault(requests[failure.uid], failure) is failure
         core.check_integrity()
         step += 1
     core.check_idle()
@@ -179,7 +179,7 @@ _ARRIVALS = st.lists(
     max_size=7,
 )
 _FAILS = st.dictionaries(
-    st.integers(0, 20), st.sampled_from(FailingDevice.PLACES), min_size=1, max_size=3
+    st.integers(0, 20), st.sampled_from(FailingDevice.STAGES), min_size=1, max_size=3
 )
 
 
@@ -193,11 +193,11 @@ def test_all_others_get_the_tokens_that_they_would_have_got(
     assert not expected.failed
     device[1].start(fails)
     found = serve(device, arrivals)
-    for (place, index), token_ids in expected.tokens.items():
-        if place not in found.failed:
-            assert found.tokens[place, index] == token_ids
+    for (request, index), token_ids in expected.tokens.items():
+        if request not in found.failed:
+            assert found.tokens[request, index] == token_ids
         else:
-            tokens = found.tokens[place, index]
+            tokens = found.tokens[request, index]
             assert tokens == token_ids[: len(tokens)]
     # What is left in the prefix cache is right.
     device[1].start({})
@@ -234,19 +234,19 @@ def test_swaps_that_were_not_carried_out_are_not_brought_back(
     for step in list(device[1].swaps):
         device[1].start({step: "before the moves"})
         found = serve(device, arrivals)
-        others = expected.tokens.keys() - {(place, 0) for place in found.failed}
+        others = expected.tokens.keys() - {(request, 0) for request in found.failed}
         assert others, "the preempted ones do not take part in the step"
         for key in others:
             assert found.tokens[key] == expected.tokens[key]
 
 
-@pytest.mark.parametrize("place", FailingDevice.PLACES[:2])
+@pytest.mark.parametrize("stage", FailingDevice.STAGES[:2])
 def test_blocks_that_were_not_computed_are_not_found(
-    device: tuple[EngineCore, FailingDevice], place: str
+    device: tuple[EngineCore, FailingDevice], stage: str
 ) -> None:
-    prompt = [5, 6, 7, 8] * 4 + [FailingDevice.PLACES.index(place) + 9]
+    prompt = [5, 6, 7, 8] * 4 + [FailingDevice.STAGES.index(stage) + 9]
     again = [Arrival(0, prompt, {"max_tokens": 8, "temperature": 0})]
-    device[1].start({0: place})
+    device[1].start({0: stage})
     assert serve(device, again).failed
     device[1].start({})
     first, second = serve(device, again), serve(device, again)

@@ -160,8 +160,8 @@ def test_a_stop_string_cuts_the_text_however_the_sequence_ended(
     prompt, tokens, skip = sequence
     window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
     text = detokenizer.delta(window, tokens, final=True, skip_special_tokens=skip)
-    place = data.draw(st.integers(0, max(0, len(text) - 1)))
-    stop = text[place : place + data.draw(st.integers(1, 3))] or "x"
+    start = data.draw(st.integers(0, max(0, len(text) - 1)))
+    stop = text[start : start + data.draw(st.integers(1, 3))] or "x"
     got = answer(
         detokenizer,
         sequence,

@@ -106,11 +106,11 @@ def test_streamed_sections_are_those_of_the_whole(
         for chunk in chunks:
             count = None if chunk.logprobs is None else len(chunk.logprobs)
             assert count == (len(chunk.token_ids) if "logprobs" in sampling else None)
-        whole = msgspec.structs.replace(chunks[-1], place=chunks[0].place)
+        whole = msgspec.structs.replace(chunks[-1], parser_state=chunks[0].parser_state)
         window = chunks[0].window_ids
         expected = reader.read(window, token_ids, whole, skip_special_tokens=skip)
         assert joined(parts) == expected
-        assert core.section_format.states[chunks[0].place[0]].kind == "reasoning"
+        assert core.section_format.states[chunks[0].parser_state[0]].kind == "reasoning"
         kinds |= {section.type for section in expected}
     assert kinds >= {"reasoning", "content"}
 
@@ -123,7 +123,7 @@ def test_a_request_that_does_not_ask_streams_the_same_tokens_and_is_not_watched(
     assert [i for output in plain for i in output.token_ids] == [
         i for output in asked for i in output.token_ids
     ]
-    assert all(output.place == (0, 0) for output in plain)
+    assert all(output.parser_state == (0, 0) for output in plain)
     assert len(plain) == SAMPLING["max_tokens"] >= len(asked)
 
 

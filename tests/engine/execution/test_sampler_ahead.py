@@ -108,7 +108,7 @@ def test_a_slot_forgets_who_had_it() -> None:
         assert step(sampler, {0: other}) == [3]
 
 
-def test_the_last_of_several_admissions_counts() -> None:
+def test_the_last_of_several_new_requests_counts() -> None:
     sampler = Sampler(make_tables(1), VOCAB)
     said = make_request(1, [8], **PENALISED)
     append_tokens(said, [3, 3])
@@ -143,7 +143,7 @@ def test_a_preempted_sequence_comes_back_with_its_counts() -> None:
     assert step(sampler, {1: request}, ahead=1) == [4]
 
 
-def test_admissions_before_a_step_that_draws_nothing() -> None:
+def test_new_requests_before_a_step_that_draws_nothing() -> None:
     sampler, request = Sampler(make_tables(1), VOCAB), make_request(1, [8], **PENALISED)
     append_tokens(request, [3, 3])
     admit(sampler, 0, request)

@@ -195,8 +195,8 @@ def assert_equal(found: SamplerOutput, expected: SamplerOutput) -> None:
     if found.logprobs is not None and expected.logprobs is not None:
         mine, theirs = found.logprobs, expected.logprobs
         assert mine.rows.tolist() == theirs.rows.tolist()
-        for row, place in enumerate(mine.rows.tolist()):
-            if valid[place]:
+        for row, index in enumerate(mine.rows.tolist()):
+            if valid[index]:
                 assert mine.ranks[row] == theirs.ranks[row]
                 assert mine.logprobs[row] == pytest.approx(theirs.logprobs[row], abs=1e-4)
                 num_top = theirs.num_top[row]
@@ -209,7 +209,7 @@ def assert_equal(found: SamplerOutput, expected: SamplerOutput) -> None:
 
 def test_these_steps_have_everything_in_them(steps: Recorder, config: EngineConfig) -> None:
     """What the test above relies on."""
-    schedules, admissions = steps.schedules, [s.admissions for s in steps.schedules]
+    schedules, new_requests = steps.schedules, [s.new_requests for s in steps.schedules]
     assert any(len(s.swap_out) for s in schedules), "a preempted sequence is swapped out"
     assert any(len(s.swap_in) for s in schedules), "and comes back"
     assert any(len(s.copies) for s in schedules), "a shared block is copied"
@@ -217,19 +217,19 @@ def test_these_steps_have_everything_in_them(steps: Recorder, config: EngineConf
     assert any((~s.wants_token).any() for s in schedules), "chunks of prompts"
     resumed = [
         (a.num_prompt_tokens < np.diff(a.token_ids.start_loc)) & (a.num_computed_tokens > 0)
-        for a in admissions
+        for a in new_requests
     ]
     assert any(each.any() for each in resumed)
     hits = [
-        (np.diff(a.token_ids.start_loc) > 40) & (a.num_computed_tokens == 40) for a in admissions
+        (np.diff(a.token_ids.start_loc) > 40) & (a.num_computed_tokens == 40) for a in new_requests
     ]
     assert any(each.any() for each in hits), "a prefix is found in the cache"
     assert any(len(b.mask_rows) for b in steps.batches)
     assert any(b.adjustments is not None for b in steps.batches)
     assert any(s.forced is not None for s in schedules)
-    assert any((a.features & ALLOWED).any() for a in admissions)
-    assert any(len(a.bias_values) for a in admissions)
-    assert any((a.frequency_penalty > 0).any() for a in admissions)
+    assert any((a.features & ALLOWED).any() for a in new_requests)
+    assert any(len(a.bias_values) for a in new_requests)
+    assert any((a.frequency_penalty > 0).any() for a in new_requests)
     if config.speculative_config is None:
         assert any((s.finish_reasons == SKIPPED).any() for s in steps.samples), "one step ahead"
     else:
@@ -258,7 +258,7 @@ def foreign(value: object, path: str = "") -> list[str]:
         ]
     if isinstance(value, tuple):
         return [
-            found for place, part in enumerate(value) for found in foreign(part, f"{path}[{place}]")
+            found for index, part in enumerate(value) for found in foreign(part, f"{path}[{index}]")
         ]
     if isinstance(value, np.ndarray):
         return [] if value.dtype.kind in "biuf" else [f"{path}: {value.dtype}"]

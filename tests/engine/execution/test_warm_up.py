@@ -56,13 +56,13 @@ def test_steps_keep_to_the_limits_and_the_first_is_the_largest(
 
 
 def test_the_largest_step_takes_the_memory_of_every_feature() -> None:
-    admissions = largest_step(config(max_logprobs=50), 64).admissions
-    assert (admissions.num_top_logprobs == 50).all()
+    new_requests = largest_step(config(max_logprobs=50), 64).new_requests
+    assert (new_requests.num_top_logprobs == 50).all()
     every = ALLOWED | BIAS | LOGPROBS
     for name, column in SAMPLING_COLUMNS.items():
-        assert (getattr(admissions, name) != np.array(column.off, column.dtype)).all(), name
+        assert (getattr(new_requests, name) != np.array(column.off, column.dtype)).all(), name
         every |= column.feature
-    assert (admissions.features == every).all()
+    assert (new_requests.features == every).all()
 
 
 @pytest.mark.parametrize("most", [0, 1, 20, 50])
@@ -71,7 +71,7 @@ def test_each_way_to_find_log_probabilities_is_taken(most: int) -> None:
     asked = {
         int(number)
         for step in steps
-        for number in step.admissions.num_top_logprobs[step.admissions.features & LOGPROBS > 0]
+        for number in step.new_requests.num_top_logprobs[step.new_requests.features & LOGPROBS > 0]
     }
     assert asked == {0, min(1, most), most}
 
@@ -111,5 +111,8 @@ def test_answers_are_those_of_an_engine_without_warm_up(
 def test_each_way_to_score_prompts_is_taken_and_the_most_in_the_largest_step() -> None:
     largest, *others = warm_up_steps(config(max_logprobs=20), 64)
     assert largest.scored is not None
-    assert (len(largest.scored.places), largest.scored.num_top) == (largest.total_num_tokens, 20)
+    assert (len(largest.scored.logits_indices), largest.scored.num_top) == (
+        largest.total_num_tokens,
+        20,
+    )
     assert {step.scored.num_top for step in others if step.scored is not None} == {0, 1}

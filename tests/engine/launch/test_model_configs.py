@@ -5,12 +5,12 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from engine.launch.model_configs import (
+    CONFIG_FORMATS,
     ENGINE_CLIENT_REQUEST,
-    FORMS,
     REPOSITORY,
     TOKENIZE_REQUEST,
     UNARY_REQUEST,
-    Form,
+    ConfigFormat,
     configurations,
     write,
 )
@@ -39,8 +39,8 @@ def test_it_is_written_as_it_is_told(tmp_path: Path) -> None:
 ALONE = {tensor.name for tensor in (*ENGINE_CLIENT_REQUEST, *TOKENIZE_REQUEST)}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_ensemble_connects_every_tensor_of_its_steps(form: Form) -> None:
+@pytest.mark.parametrize("form", CONFIG_FORMATS)
+def test_the_ensemble_connects_every_tensor_of_its_steps(form: ConfigFormat) -> None:
     models = {
         path.split("/")[0]: parse(text)
         for path, text in configurations().items()

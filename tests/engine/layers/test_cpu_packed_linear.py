@@ -178,7 +178,7 @@ def test_wrong_arguments_are_named() -> None:
     weight_shape, channels, half = {
         16: (r"\[3, 16, 16, 2\]", 48, 8),
         32: (r"\[2, 16, 32, 2\]", 64, 16),
-    }[kernels.panel_columns()]
+    }[kernels.packed_columns()]
     with pytest.raises(ValueError, match=rf"^weight: must have shape {weight_shape}"):
         linear(x[:, :32], packed, bias)
     with pytest.raises(ValueError, match=r"^bias: must have shape \[33\]"):

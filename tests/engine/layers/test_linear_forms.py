@@ -163,8 +163,8 @@ def test_stacked_parts_keep_their_places(
     sizes = {"q_proj": 12, "k_proj": 5, "v_proj": 3}
     linear = Linear(33, sizes, bias=with_bias, dtype=torch.float32, device=CPU)
     generator = torch.Generator().manual_seed(1)
-    for place in linear.destinations().values():
-        place.normal_(generator=generator)
+    for tensor in linear.destinations().values():
+        tensor.normal_(generator=generator)
     x = torch.randn(6, 33, generator=generator)
     parts = form(linear.weight, linear.bias)(x).split(list(sizes.values()), dim=-1)
     for name, part in zip(sizes, parts, strict=True):

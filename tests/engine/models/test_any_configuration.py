@@ -24,7 +24,7 @@ _VALUES = [
     *(-1, 0, 0.3, -0.5, 2**40, 1e308, math.inf, math.nan),
     *([], [None], [1, "a"], [[1]], {}, {"a": 1}),
 ]
-Place = tuple[str, ...]
+FieldPath = tuple[str, ...]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -35,12 +35,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
-def places(fields: dict[str, Any], above: Place = ()) -> Iterator[Place]:
+def field_paths(fields: dict[str, Any], above: FieldPath = ()) -> Iterator[FieldPath]:
     for name, value in fields.items():
         if name != "vision_config":  # of the part that is not served
             yield (*above, name)
             if isinstance(value, dict):
-                yield from places(value, (*above, name))
+                yield from field_paths(value, (*above, name))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -49,7 +49,7 @@ def test_a_field_of_any_value(folder: Path, data: st.DataObject) -> None:
     path = folder / "config.json"
     given_text = path.read_text(encoding="utf-8")
     changed = copy.deepcopy(json.loads(given_text))
-    *above, name = data.draw(st.sampled_from(list(places(changed))))
+    *above, name = data.draw(st.sampled_from(list(field_paths(changed))))
     value = data.draw(st.sampled_from(_VALUES))
     fields = changed
     for each in above:

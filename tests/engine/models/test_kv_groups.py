@@ -40,14 +40,14 @@ def test_each_layer_has_a_place_of_its_own_in_a_group_that_keeps_what_it_sees(
     windows: list[int | None],
 ) -> None:
     found = group_layers(windows, 64)
-    assert max(Counter(found.places).values()) == 1
-    for (group, cache), window in zip(found.places, windows, strict=True):
+    assert max(Counter(found.layer_caches).values()) == 1
+    for (group, cache), window in zip(found.layer_caches, windows, strict=True):
         assert 0 <= cache < found.num_caches
         assert found.windows[group] in (window, None)
-    assert {group for group, _ in found.places} == set(range(len(found.windows)))
+    assert {group for group, _ in found.layer_caches} == set(range(len(found.windows)))
     # Layers that see everything leave no memory unused.
     full = [group for group, window in enumerate(found.windows) if window is None]
-    assert all(sum(g == group for g, _ in found.places) == found.num_caches for group in full)
+    assert all(sum(g == group for g, _ in found.layer_caches) == found.num_caches for group in full)
 
 
 def test_a_single_group() -> None:

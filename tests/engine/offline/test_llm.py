@@ -188,7 +188,7 @@ def test_a_bad_request_is_refused_and_nothing_has_run(
 
 
 @pytest.mark.parametrize(
-    ("prompts", "place"),
+    ("prompts", "index"),
     [
         ([1, 2, "x"], 0),
         (["x", 5], 1),
@@ -200,8 +200,8 @@ def test_a_bad_request_is_refused_and_nothing_has_run(
         ([{"prompt": "x"}, {"prompt_token_ids": "12"}], 1),
     ],
 )
-def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any, place: int) -> None:
-    with pytest.raises(ValueError, match=rf"^prompts\.{place}: must be a text or a list of token"):
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any, index: int) -> None:
+    with pytest.raises(ValueError, match=rf"^prompts\.{index}: must be a text or a list of token"):
         run(llm, prompts, GREEDY)
 
 

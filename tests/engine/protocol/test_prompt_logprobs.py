@@ -18,7 +18,7 @@ def test_places_are_the_rows(num_tokens: int, num_top: int, seed: int) -> None:
     assert logprobs_of(message).tolist() == logprobs.tolist()
     found = list(positions(message))
     assert len(found) == num_tokens
-    for place, position in enumerate(found):
-        assert position.token_ids == [ids[place], *top_ids[place]]
-        assert position.logprobs == [logprobs[place], *top_logprobs[place]]
-        assert position.ranks == [ranks[place], *range(1, num_top + 1)]
+    for index, position in enumerate(found):
+        assert position.token_ids == [ids[index], *top_ids[index]]
+        assert position.logprobs == [logprobs[index], *top_logprobs[index]]
+        assert position.ranks == [ranks[index], *range(1, num_top + 1)]

@@ -65,10 +65,10 @@ def test_no_byte_may_be_changed_added_or_left_out(
     engine: EngineEnd, detokenizer: DetokenizerEnd, payload: bytes, data: st.DataObject
 ) -> None:
     sealed = engine.seal(payload)
-    place = data.draw(st.integers(0, len(sealed) - 1))
+    offset = data.draw(st.integers(0, len(sealed) - 1))
     changed = bytearray(sealed)
-    changed[place] ^= data.draw(st.integers(1, 255))
-    for forged in (bytes(changed), sealed + b"\0", sealed[:-1], sealed[:place]):
+    changed[offset] ^= data.draw(st.integers(1, 255))
+    for forged in (bytes(changed), sealed + b"\0", sealed[:-1], sealed[:offset]):
         with pytest.raises(ForgedMessageError):
             detokenizer.open(memoryview(forged))
 

@@ -155,7 +155,7 @@ def test_fields_of_a_call_that_are_null_say_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "place"),
+    ("fields", "param"),
     [
         ({"provider_specific_fields": []}, "provider_specific_fields: must be an object"),
         ({"reasoning": ["h"]}, "reasoning: must be a string"),
@@ -164,8 +164,8 @@ def test_fields_of_a_call_that_are_null_say_nothing() -> None:
         ({"content": None, "parsed": {"x": 1}}, "parsed: unknown field"),
     ],
 )
-def test_fields_of_an_answer_that_are_wrong_are_named(fields: dict[str, Any], place: str) -> None:
-    with pytest.raises(RequestError, match=rf"^messages\[0\]\.{place}"):
+def test_fields_of_an_answer_that_are_wrong_are_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError, match=rf"^messages\[0\]\.{param}"):
         check_messages([{**ANSWER, **fields}])
 
 
@@ -190,7 +190,7 @@ def test_arguments_that_a_client_has_parsed_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "place"),
+    ("messages", "param"),
     [
         ({}, "messages: must be a list"),
         ("hi", "messages: must be a list"),
@@ -238,8 +238,8 @@ def test_arguments_that_a_client_has_parsed_are_left_out() -> None:
         ([USER, {**USER, "tool_calls": [call({"\ud800": 1})]}], r"messages\[1\]: holds a lone"),
     ],
 )
-def test_bad_messages_are_named(messages: Any, place: str) -> None:
-    with pytest.raises(RequestError, match=place):
+def test_bad_messages_are_named(messages: Any, param: str) -> None:
+    with pytest.raises(RequestError, match=param):
         parse_messages(json.dumps(messages))
 
 

@@ -21,9 +21,9 @@ def stream(
     """Decode as the server does: each chunk with a window of its own and nothing else."""
     window = detokenizer.prompt_window(prompt, skip_special_tokens=skip)
     text = ""
-    for place, chunk in enumerate(chunks, start=1):
+    for number, chunk in enumerate(chunks, start=1):
         text += detokenizer.delta(
-            window, chunk, final=place == len(chunks), skip_special_tokens=skip
+            window, chunk, final=number == len(chunks), skip_special_tokens=skip
         )
         window = detokenizer.next_window(window, chunk, skip_special_tokens=skip)
     return text

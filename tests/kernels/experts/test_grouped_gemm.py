@@ -99,7 +99,7 @@ def test_gated_products(
 
 
 # Values of codes, inputs per scale, and output channels; shapes fill no tile, run or block.
-CODED: tuple[tuple[Kind, int, int], ...] = (
+WNA16: tuple[tuple[Kind, int, int], ...] = (
     ("e2m1", 32, 1),
     ("table4", 64, 1),
     ("int4", 48, 1),
@@ -107,13 +107,13 @@ CODED: tuple[tuple[Kind, int, int], ...] = (
     ("e4m3", 144, 1),
     ("e4m3", 16, 4),
 )
-each_coded = pytest.mark.parametrize("coded", CODED, ids=str)
+each_wna16 = pytest.mark.parametrize("wna16", WNA16, ids=str)
 each_narrow_dtype = pytest.mark.parametrize(
     "dtype", [dtype for dtype in TOLERANCES if dtype != torch.float32], ids=str
 )
 
 
-def _coded(kind: Kind, group: int, shared: int, experts: int, rows: int) -> tuple[Codes, Tensor]:
+def _wna16(kind: Kind, group: int, shared: int, experts: int, rows: int) -> tuple[Codes, Tensor]:
     """Return random codes of experts, and their weights in float32."""
     depth = 3 * group if group < 100 else group
     each = [
@@ -131,9 +131,9 @@ def _coded(kind: Kind, group: int, shared: int, experts: int, rows: int) -> tupl
 @pytest.mark.usefixtures("path")
 @each_narrow_dtype
 @each_size
-@each_coded
-def test_products_with_codes(coded: tuple[Kind, int, int], large: bool, dtype: torch.dtype) -> None:
-    codes, weight = _coded(*coded, 3, 40)
+@each_wna16
+def test_products_with_codes(wna16: tuple[Kind, int, int], large: bool, dtype: torch.dtype) -> None:
+    codes, weight = _wna16(*wna16, 3, 40)
     x = padded(randn(21, weight.shape[2], dtype=dtype) / weight.shape[2] ** 0.5)
     bias = randn(3, 40, dtype=dtype, seed=2) if large else None
     blocks = _blocks(_experts(21, 2, 3), 3, _rows(dtype, large))
@@ -148,11 +148,11 @@ def test_products_with_codes(coded: tuple[Kind, int, int], large: bool, dtype: t
         assert_close(out, wanted, 2 * TOLERANCES[dtype])  # torch's form rounds gates and ups, too
 
 
-@each_coded
+@each_wna16
 def test_codes_give_a_row_the_same_bits_whatever_rows_there_are(
-    coded: tuple[Kind, int, int],
+    wna16: tuple[Kind, int, int],
 ) -> None:
-    codes, weight = _coded(*coded, 3, 40)
+    codes, weight = _wna16(*wna16, 3, 40)
     x = randn(30, weight.shape[2], dtype=torch.float16)
     experts, rows = _experts(30, 2, 3), _rows(torch.float16, large=True)
     together = expert_linear(x, codes, None, _blocks(experts, 3, rows), top_k=2)
@@ -216,7 +216,7 @@ def test_wrong_arguments_are_named() -> None:
         expert_linear(x, weight, bias[:3], blocks, top_k=2)
     with pytest.raises(ValueError, match="top_k: must be positive"):
         expert_linear(x, weight, bias, blocks, top_k=0)
-    codes, _ = _coded("int8", 144, 1, 4, 6)
+    codes, _ = _wna16("int8", 144, 1, 4, 6)
     wide = randn(3, 144, dtype=torch.float16)
     with pytest.raises(ValueError, match="x: must be"):
         expert_linear(wide.float(), codes, None, blocks, top_k=2)

@@ -213,10 +213,10 @@ class Host:
                 continue
             history = sequence.token_ids + ([token_id] if id(sequence) in known else [])
             for j in range(row.num_tokens):
-                place, position = starts[i] + j, row.start + j
-                positions[place], token_ids[place] = position, history[position]
+                token_idx, position = starts[i] + j, row.start + j
+                positions[token_idx], token_ids[token_idx] = position, history[position]
                 block = sequence.block_ids[position // self.block_size]
-                slot_mapping[place] = block * self.block_size + position % self.block_size
+                slot_mapping[token_idx] = block * self.block_size + position % self.block_size
         assert inputs.positions.tolist() == positions
         assert inputs.slot_mapping.tolist() == slot_mapping
         assert inputs.token_ids.tolist() == token_ids
@@ -236,11 +236,11 @@ class Host:
 
     def _forward(self, inputs: StepInputs, num_rows: int) -> list[int]:
         """Write the step's tokens to the cache; return the model's next token of each row."""
-        for token_id, place in zip(
+        for token_id, slot in zip(
             inputs.token_ids.tolist(), inputs.slot_mapping.tolist(), strict=True
         ):
-            if place >= 0:
-                self.cache[place] = token_id
+            if slot >= 0:
+                self.cache[slot] = token_id
         answers = []
         for seq_len, block_ids in zip(
             inputs.seq_lens.tolist(), inputs.block_tables.tolist(), strict=True
@@ -249,7 +249,7 @@ class Host:
                 block_ids[i // self.block_size] * self.block_size + i % self.block_size
                 for i in range(seq_len)
             )
-            answers.append(next_token([self.cache[place] for place in places]))
+            answers.append(next_token([self.cache[slot] for slot in places]))
         return answers
 
     def _read(self, row: Row, token_id: int, reason: int) -> None:

@@ -58,13 +58,13 @@ def from_lists(
         sample_slots.append(-1 if idle or end < known[slot] else slot)
         if idle:
             continue
-        for place, position in enumerate(range(computed[slot], end), start=starts[i]):
-            token_ids[place] = int(tables.token_ids[slot, position])
-            positions[place] = position
+        for token_idx, position in enumerate(range(computed[slot], end), start=starts[i]):
+            token_ids[token_idx] = int(tables.token_ids[slot, position])
+            positions[token_idx] = position
             for group in range(num_groups):
                 entry = group * max_blocks + position // block_size
                 first = int(tables.block_tables[slot, entry]) * block_size
-                slot_mapping[group * num_tokens + place] = first + position % block_size
+                slot_mapping[group * num_tokens + token_idx] = first + position % block_size
         num_blocks = -(-end // block_size)
         for group in range(num_groups):
             entries = slice(group * max_blocks, group * max_blocks + num_blocks)

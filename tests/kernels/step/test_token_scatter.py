@@ -91,9 +91,9 @@ def test_rules(rule: tuple[int, int, int, list[int], int, int]) -> None:
     *state, token_id, reason = rule
     tables = tables_of(*state)
     expected = tables.clone()
-    place = PROMPT + state[0]
-    expected.token_ids[1, place] = token_id
-    expected.num_tokens[1] = place + 1
+    position = PROMPT + state[0]
+    expected.token_ids[1, position] = token_id
+    expected.num_tokens[1] = position + 1
     expected.finish_reasons[1] = reason
     reasons = scatter_tokens(tables, ints(1), longs(token_id))
     assert reasons.dtype == torch.int32

@@ -87,12 +87,12 @@ def test_answers_a_chat_with_the_parameters(page: Page, server: TritonServer) ->
     set_parameters(page, temperature="0", max_completion_tokens="60", system="Be short.")
     history: list[Any] = [{"role": "system", "content": "Be short."}]
     with TridentClient(server.grpc_url) as client:
-        for place, text in enumerate(("One two", "three")):
+        for index, text in enumerate(("One two", "three")):
             say(page, text)
             history.append({"role": "user", "content": text})
             expected = client.generate(messages=history, temperature=0, max_tokens=60)
             history.append({"role": "assistant", "content": expected.text})
-            article = page.locator("article.assistant").nth(place)
+            article = page.locator("article.assistant").nth(index)
             figures = article.locator(".figures")
             expect(figures).to_have_text(
                 re.compile(

@@ -51,8 +51,8 @@ class SamplerOutput:
         later = [sample for sample in self._samples if sample.seconds >= warm_up_s]
         for role in dict.fromkeys(sample.role for sample in later):
             own = [sample for sample in later if sample.role == role]
-            for place, measure in enumerate(MEASURES):
-                values = [sample.values[place] for sample in own]
+            for index, measure in enumerate(MEASURES):
+                values = [sample.values[index] for sample in own]
                 if len(own) > 1 and any(values):
                     yield role, measure, _trend([s.seconds for s in own], values, measure)
 

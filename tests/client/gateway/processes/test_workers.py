@@ -25,7 +25,7 @@ from tests.waiting import eventually
 
 NUM_WORKERS = 2
 WORDS = [f"w{i} " for i in range(40)]
-SLOW = [Piece({0: word}, held=place > 0) for place, word in enumerate(WORDS)]
+SLOW = [Piece({0: word}, held=index > 0) for index, word in enumerate(WORDS)]
 SLOW.append(Piece({0: ""}, finished=(0,), final=True))
 KEYS = """
 [few]
@@ -183,11 +183,11 @@ def test_what_is_stored_is_seen_by_all_workers_and_by_its_tenant_alone(gateway: 
     made = ask(gateway.address, "POST", "/v1/responses", body, x_api_key="other")
     path = f"/v1/responses/{json.loads(made.body)['id']}"
     for key, status in (("other", 200), ("few", 404)):
-        for place in (path, f"{path}/input_items"):
+        for route in (path, f"{path}/input_items"):
             with ThreadPoolExecutor(20) as threads:
                 replies = threads.map(
-                    lambda _, key=key, place=place: ask(
-                        gateway.address, "GET", place, x_api_key=key
+                    lambda _, key=key, route=route: ask(
+                        gateway.address, "GET", route, x_api_key=key
                     ),
                     range(20),
                 )

@@ -72,8 +72,8 @@ def test_instructions_begin_and_late_ones_have_a_place(takes_late_system: bool) 
 
 def test_errors_name_the_items() -> None:
     made = conversation(said("user", "a"), said("assistant", "b"), CALL, {**CALL, "call_id": "c2"})
-    place = "messages[1].tool_calls[1].function.arguments"
-    told = made.told(ApiError("is not valid JSON", param=place))
+    param = "messages[1].tool_calls[1].function.arguments"
+    told = made.told(ApiError("is not valid JSON", param=param))
     assert str(told) == "input[3].arguments: is not valid JSON"
     assert told.param == "input[3].arguments"
     assert made.told(ApiError("messages[1]: x; messages[0]: y")).message == (

@@ -102,7 +102,7 @@ def test_functions_of_a_namespace_are_called_by_both_names(
 
 
 @pytest.mark.parametrize(
-    ("param", "place"),
+    ("param", "named"),
     [
         ("tools[0].function.name", "tools[1].name"),
         ("tools[1].function.parameters", "tools[2].tools[0].parameters"),
@@ -110,13 +110,13 @@ def test_functions_of_a_namespace_are_called_by_both_names(
     ],
 )
 def test_errors_name_the_tools_of_the_request(
-    gateway: str, triton: FakeTriton, param: str, place: str
+    gateway: str, triton: FakeTriton, param: str, named: str
 ) -> None:
     refusal = f"{param}: is wrong [code=invalid_value param={param}]"
     triton.first = [Answer(error=(grpc.StatusCode.INVALID_ARGUMENT, refusal))]
     reply = respond(gateway, tools=[{"type": "web_search"}, FUNCTION, GROUP])
-    assert (reply.status, reply.error["param"]) == (400, place)
-    assert str(reply.error["message"]).startswith(f"{place}: ")
+    assert (reply.status, reply.error["param"]) == (400, named)
+    assert str(reply.error["message"]).startswith(f"{named}: ")
 
 
 def test_reasoning_comes_back_beside_its_encrypted_copy(gateway: str, triton: FakeTriton) -> None:
@@ -132,13 +132,13 @@ def test_reasoning_comes_back_beside_its_encrypted_copy(gateway: str, triton: Fa
 
 
 @pytest.mark.parametrize(
-    ("tool", "place"),
+    ("tool", "param"),
     [
         ({"type": "custom", "name": "c"}, "tools[0]"),
         ({**GROUP, "tools": [{"type": "custom", "name": "c"}]}, "tools[0].tools[0]"),
         ({**FUNCTION, "x": 1}, "tools[0].x"),
     ],
 )
-def test_other_tools_are_refused_by_name(gateway: str, tool: dict[str, Any], place: str) -> None:
+def test_other_tools_are_refused_by_name(gateway: str, tool: dict[str, Any], param: str) -> None:
     reply = respond(gateway, tools=[tool])
-    assert (reply.status, reply.error["param"]) == (400, place)
+    assert (reply.status, reply.error["param"]) == (400, param)

@@ -74,12 +74,12 @@ def read(
 
 
 def cut(sections: Sequence[Section], at: Iterable[int]) -> list[list[Section]]:
-    """Return the chunks of an answer that is cut at these places of its texts, one after another.
+    """Return the chunks of an answer that is cut at these offsets of its texts, one after another.
 
-    Places are characters of all texts together; the tag is in the first part of its section.
+    Offsets are characters of all texts together; the tag is in the first part of its section.
     """
     length = sum(len(section.text) for section in sections)
-    ends = [*sorted({place for place in at if 0 < place < length}), length]
+    ends = [*sorted({offset for offset in at if 0 < offset < length}), length]
     chunks: list[list[Section]] = []
     chunk: list[Section] = []
     done = 0

@@ -118,8 +118,8 @@ def test_members_beyond_the_limit_are_content(name: str) -> None:
     [(_, arguments)] = cut_off.calls
     assert arguments == whole.calls[0][1][:-1]  # without its brace
     assert cut_off.finish_reason == "stop"
-    place = more[0].text.index(f"k{MAX_MEMBERS}")
-    assert cut_off.content.endswith(more[0].text[place:].rstrip())
+    offset = more[0].text.index(f"k{MAX_MEMBERS}")
+    assert cut_off.content.endswith(more[0].text[offset:].rstrip())
     assert read(TOOL_PARSERS[name], cut(more, range(0, 100_000, 7))) == cut_off
 
 

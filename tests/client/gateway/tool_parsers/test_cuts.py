@@ -41,9 +41,9 @@ def json_text(call: tuple[str, dict[str, Any]], key: str = "arguments", **option
 def hermes(calls: Calls) -> list[Section]:
     sections = [Section("reasoning", 0, "hm\n"), content("\n\nOK. ", 1, "</think>")]
     for call in calls:
-        place = len(sections)
-        sections.append(tool_call(f"\n{json_text(call, ensure_ascii=False)}\n", place))
-        sections.append(content("\n", place + 1, "</tool_call>"))
+        index = len(sections)
+        sections.append(tool_call(f"\n{json_text(call, ensure_ascii=False)}\n", index))
+        sections.append(content("\n", index + 1, "</tool_call>"))
     return sections
 
 

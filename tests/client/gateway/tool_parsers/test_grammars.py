@@ -160,8 +160,8 @@ def test_what_a_form_cannot_enforce_is_refused() -> None:
     schema = {"properties": {"x": {"type": "string", "pattern": "a"}}}
     function = {"name": "f", "parameters": schema, "strict": True}
     asked = [{"type": "function", "function": function}]
-    place = r"tools\[0\].function.parameters.properties.x"
-    with pytest.raises(ValueError, match=rf'^{place}: keyword "pattern" is not enforced'):
+    param = r"tools\[0\].function.parameters.properties.x"
+    with pytest.raises(ValueError, match=rf'^{param}: keyword "pattern" is not enforced'):
         ToolChoice.read(asked).structure(TOOL_PARSERS["qwen3_coder"])
     assert ToolChoice.read(asked).structure(TOOL_PARSERS["hermes"]) is not None
 

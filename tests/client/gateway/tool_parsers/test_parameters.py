@@ -22,7 +22,7 @@ NODE = {
     "required": ["value", "children"],
     "additionalProperties": False,
 }
-PLACE = r"^tools\[0\]\.function\.parameters"
+PARAM = r"^tools\[0\]\.function\.parameters"
 
 
 def choice(parameters: dict[str, Any], *, strict: bool) -> ToolChoice:
@@ -102,7 +102,7 @@ def test_what_is_about_all_arguments_together_is_refused_by_name(
 ) -> None:
     schema = {"type": "object", "properties": {"a": {}, "b": {}}, **parameters}
     fault = re.escape(f'keyword "{keyword}" is not enforced')
-    with pytest.raises(ValueError, match=f"{PLACE}: {fault}"):
+    with pytest.raises(ValueError, match=f"{PARAM}: {fault}"):
         choice(schema, strict=True).structure(TOOL_PARSERS[name])
     assert choice(schema, strict=False).structure(TOOL_PARSERS[name]) is not None
 

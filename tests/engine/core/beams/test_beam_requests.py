@@ -142,7 +142,7 @@ def test_bad_words_and_penalties_apply_to_beams(make_core: MakeCore) -> None:
     for output in run(core):
         assert token_id not in output.token_ids
         assert output.logprobs is not None
-        assert all(len(place.token_ids) == 2 for place in output.logprobs)
+        assert all(len(token.token_ids) == 2 for token in output.logprobs)
 
 
 def test_best_of_is_not_streamed(make_core: MakeCore) -> None:

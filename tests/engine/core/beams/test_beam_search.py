@@ -38,11 +38,13 @@ class Table(PreTrainedModel, GenerationMixin):
         self.logits = torch.nn.Parameter(logits, requires_grad=False)
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
-        places = torch.arange(input_ids.shape[1])
-        return CausalLMOutput(logits=self.logits[places, input_ids])  # type: ignore[arg-type]
+        positions = torch.arange(input_ids.shape[1])
+        return CausalLMOutput(logits=self.logits[positions, input_ids])  # type: ignore[arg-type]
 
-    def candidates(self, place: int, last: int, count: int, forbidden: set[int]) -> TokenLogprobs:
-        scores = self.logits[place, last].log_softmax(-1)
+    def candidates(
+        self, position: int, last: int, count: int, forbidden: set[int]
+    ) -> TokenLogprobs:
+        scores = self.logits[position, last].log_softmax(-1)
         scores[list(forbidden)] = -torch.inf
         top = scores.topk(count)
         ranks = [1, *range(1, count + 1)]
@@ -63,11 +65,13 @@ def search(table: Table, width: int, *, min_tokens: int = 0, **rules: Any) -> Be
     found = BeamSearch(width, min_tokens=min_tokens, num_logprobs=0, **rules)
     settled: list[int] = []
     while not found.is_over:
-        place = found.live[0].length
-        forbidden = set(rules["stop_token_ids"]) if place < min_tokens else set()
+        position = found.live[0].length
+        forbidden = set(rules["stop_token_ids"]) if position < min_tokens else set()
         count = min(found.num_candidates, VOCAB)
         lasts = [beam.token_id if beam.parent else FIRST for beam in found.live]
-        parents = found.advance([table.candidates(place, last, count, forbidden) for last in lasts])
+        parents = found.advance(
+            [table.candidates(position, last, count, forbidden) for last in lasts]
+        )
         assert len(parents) == len(found.live)
         settled = [token.token_id for token in found.settled.path()]
         assert found.settled is common(found)
@@ -139,9 +143,9 @@ def test_with_enough_beams_the_best_of_all_outputs_is_found(seed: int, max_token
     table = Table(seed)
     logprobs = table.logits.log_softmax(-1).double().numpy()
     best = {(): 0.0}
-    for place in range(max_tokens):
+    for position in range(max_tokens):
         best = {
-            (*tokens, token): score + logprobs[place, tokens[-1] if tokens else FIRST, token]
+            (*tokens, token): score + logprobs[position, tokens[-1] if tokens else FIRST, token]
             for tokens, score in best.items()
             for token in range(VOCAB)
         }

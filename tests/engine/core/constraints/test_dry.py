@@ -22,23 +22,23 @@ def expected(tokens: list[int], args: DryArgs) -> dict[int, float]:
     start = max(0, size - args.last_n)
     texts = [TEXTS[token] for token in tokens]
     last_break = -1
-    for place in range(size):
-        text, before = "".join(texts[: place + 1]), len("".join(texts[:place]))
+    for position in range(size):
+        text, before = "".join(texts[: position + 1]), len("".join(texts[:position]))
         if any(b in text[max(0, before - len(b) + 1) :] for b in args.breakers):
-            last_break = place
+            last_break = position
     limit = min(size - start, size - 1 - last_break)
     if size - start <= args.allowed_length or limit < args.allowed_length:
         return {}
     longest: dict[int, int] = {}
-    for place in range(start, size - 1):
+    for position in range(start, size - 1):
         length = 0
         while (
             length < limit
-            and place - length >= start
-            and tokens[place - length] == tokens[size - 1 - length]
+            and position - length >= start
+            and tokens[position - length] == tokens[size - 1 - length]
         ):
             length += 1
-        follower = tokens[place + 1]
+        follower = tokens[position + 1]
         if length >= args.allowed_length and not any(b in TEXTS[follower] for b in args.breakers):
             longest[follower] = max(length, longest.get(follower, 0))
     return {
@@ -109,11 +109,11 @@ def test_the_longest_repetition_overflows_nothing(base: float) -> None:
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60))
 def test_common_suffixes(tokens: list[int]) -> None:
     lengths = common_suffixes(np.array(tokens, dtype=np.int32)).tolist()
-    for place in range(len(tokens) - 1):
+    for position in range(len(tokens) - 1):
         length = 0
-        while length <= place and tokens[place - length] == tokens[-1 - length]:
+        while length <= position and tokens[position - length] == tokens[-1 - length]:
             length += 1
-        assert lengths[place] == length
+        assert lengths[position] == length
 
 
 def test_texts_are_looked_at_only_as_far_as_they_matter() -> None:

@@ -29,7 +29,7 @@ def _cost(work: Callable[[int], object], repeats: int = 31) -> float:
 
 
 def test_bad_words_that_begin_alike_cost_little() -> None:
-    words = BadWords([[*range(30), 5, place] for place in range(_NUM_WORDS)])
+    words = BadWords([[*range(30), 5, token_id] for token_id in range(_NUM_WORDS)])
     tokens = np.resize(np.arange(30, dtype=np.int32), 4096)
     tokens[-1] = 5
     assert _cost(lambda _: words.forbidden(tokens, 4)) < _MOST_S

@@ -12,7 +12,7 @@ from engine import LLM, SamplingParams
 from engine.core.constraints.thinking_budget import ThinkingBudget
 from engine.errors import RequestError
 from engine.offline.outputs import CompletionOutput
-from engine.text.output_parsing.reader import place_after_prompt
+from engine.text.output_parsing.reader import state_after_prompt
 from engine.text.output_parsing.tracker import SectionTracker
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.processors import install
@@ -127,11 +127,11 @@ def test_it_holds_beside_what_else_is_asked_for(llm: LLM, sampling: dict[str, An
     for output in run(llm, OPEN, {**sampling, "thinking_token_budget": 6}):
         ids = list(output.token_ids)
         end = end_of(llm)
-        place = next(i for i in range(len(ids)) if ids[i : i + len(end)] == end)
-        assert 6 <= place <= 9
+        position = next(i for i in range(len(ids)) if ids[i : i + len(end)] == end)
+        assert 6 <= position <= 9
         if "structured_outputs" in sampling:
             assert output.finish_reason == "stop"
-            assert set(llm._core.tokenizer.decode(ids[place + len(end) :])) <= set("abc")
+            assert set(llm._core.tokenizer.decode(ids[position + len(end) :])) <= set("abc")
 
 
 def test_thoughts_that_begin_late_are_counted_from_there(llm: LLM) -> None:
@@ -158,12 +158,12 @@ def test_a_character_is_completed_but_not_for_ever() -> None:
     tokenizer = detokenizer.tokenizer
     prompt = tokenizer.encode(OPEN, add_special_tokens=False)
     first, *others = tokenizer.encode("\N{SLIGHTLY SMILING FACE}", add_special_tokens=False)
-    place = place_after_prompt(section_format, detokenizer, prompt)
-    [end] = section_format.end_ids(place.state)
+    parser_state = state_after_prompt(section_format, detokenizer, prompt)
+    [end] = section_format.end_ids(parser_state.state)
 
     def forced_after(token_ids: list[int]) -> int | None:
         window = detokenizer.prompt_window(prompt)
-        tracker = SectionTracker(section_format, detokenizer, window, place)
+        tracker = SectionTracker(section_format, detokenizer, window, parser_state)
         budget = ThinkingBudget(1, section_format, tracker)
         for token_id in token_ids:
             assert budget.forced is None
@@ -187,8 +187,10 @@ def feed(
     section_format = format_of(detokenizer)
     tokenizer = detokenizer.tokenizer
     prompt = tokenizer.encode(opens, add_special_tokens=False)
-    place = place_after_prompt(section_format, detokenizer, prompt)
-    tracker = SectionTracker(section_format, detokenizer, detokenizer.prompt_window(prompt), place)
+    parser_state = state_after_prompt(section_format, detokenizer, prompt)
+    tracker = SectionTracker(
+        section_format, detokenizer, detokenizer.prompt_window(prompt), parser_state
+    )
     budget = ThinkingBudget(num_tokens, section_format, tracker)
     taken, forced = [], []
     for token_id in tokenizer.encode(text, add_special_tokens=False):

@@ -35,7 +35,7 @@ def check_scores(request: Request) -> None:
     prompt = request.token_ids[: request.num_prompt_tokens].tolist()
     message = scores.message()
     assert unpack_token_ids(message.token_ids).tolist() == prompt[1:]
-    expected = [expected_score(prompt[: place + 1]) for place in range(1, len(prompt))]
+    expected = [expected_score(prompt[: position + 1]) for position in range(1, len(prompt))]
     assert logprobs_of(message).tolist() == expected
     for position, token_id, score in zip(positions(message), prompt[1:], expected, strict=True):
         assert position.token_ids == [token_id] * (1 + scores.num_top)

@@ -221,7 +221,7 @@ def test_many_that_wait_for_one_prefix_are_in_no_others_way(
 def test_one_that_waits_for_a_long_prefix_is_looked_up_now_and_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.core.queue.prompt_admission._MAX_PLACES", 10)
+    monkeypatch.setattr("engine.core.queue.prompt_admission._MAX_BLOCKS", 10)
     scheduler = make_scheduler(num_blocks=100, long_prefill_token_threshold=8)
     lookups = count_lookups(scheduler, monkeypatch)
     oracle = PagedOracle(scheduler)
@@ -268,7 +268,7 @@ def test_nothing_starves_and_no_prompt_is_begun_in_vain(
             break
         running = list(scheduler.running)
         num_preemptions = [request.num_preemptions for request in running]
-        num_blocks_before = [request.kv.num_places for request in running]
+        num_blocks_before = [request.kv.num_blocks for request in running]
         was_new = [group[0] for group in groups if group[0].times.first_scheduled is None]
         in_prefill = [
             request.num_computed_tokens < request.num_prompt_tokens for request in running
@@ -276,7 +276,7 @@ def test_nothing_starves_and_no_prompt_is_begun_in_vain(
         oracle.step()
         begun += [r for r in was_new if r.times.first_scheduled is not None]
         decode_needed_blocks = any(
-            request.kv.num_places != before and not prefill
+            request.kv.num_blocks != before and not prefill
             for request, before, prefill in zip(running, num_blocks_before, in_prefill, strict=True)
         )
         for request, count, prefill in zip(running, num_preemptions, in_prefill, strict=True):

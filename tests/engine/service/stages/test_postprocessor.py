@@ -50,9 +50,9 @@ def tensors_of(chunks: list[Chunk], wanted: Collection[str]) -> dict[str, Array]
 def test_a_character_comes_when_it_is_complete() -> None:
     ids = TOKENIZER.encode("a🎉b")
     pieces = []
-    for place, token_id in enumerate(ids):
-        last = place == len(ids) - 1
-        pieces += texts(out(0, token_id, window=ids[:place], finish="stop" if last else None))
+    for index, token_id in enumerate(ids):
+        last = index == len(ids) - 1
+        pieces += texts(out(0, token_id, window=ids[:index], finish="stop" if last else None))
     assert "".join(pieces) == "a🎉b"
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
     assert "" in pieces
@@ -71,7 +71,7 @@ def test_sections_come_as_json_for_those_who_ask() -> None:
     encode = detokenizer.tokenizer.encode
     thought, said, done = encode("hm"), encode("</think>a stop"), encode("b")
     inside = [*thought, *said]
-    chunks = [out(0, *inside, finish="stop", text_cut=5, place=(1, 4)), out(1, *done)]
+    chunks = [out(0, *inside, finish="stop", text_cut=5, parser_state=(1, 4)), out(1, *done)]
     outputs = postprocess(DetokenizerInput(1, chunks, outputs=["sections"]))
     assert [json.loads(value) for value in outputs["sections"]] == [
         [

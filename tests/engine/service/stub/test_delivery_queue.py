@@ -86,9 +86,9 @@ def test_many_threads_lose_no_turn() -> None:
     for thread in threads:
         thread.start()
     for number in range(1, 300):
-        for place, stream in enumerate(streams):
+        for index, stream in enumerate(streams):
             wanted[stream] = number
-            due = 0.0 if (number + place) % 3 else time.monotonic() + 0.001
+            due = 0.0 if (number + index) % 3 else time.monotonic() + 0.001
             queue.put([(stream, due)])
     assert eventually(lambda: seen == wanted, 30)
     queue.close()

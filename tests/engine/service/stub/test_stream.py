@@ -73,11 +73,11 @@ def test_what_is_queued_becomes_one_chunk_per_sequence() -> None:
 def test_joined_chunks_begin_in_the_section_of_the_first() -> None:
     sink = Recorder()
     stream = RequestStream(1, NewRequest([1], {}), sink)
-    stream.append(out(0, 5, place=(1, 0)))
-    stream.append(out(0, 6, place=(0, 1)))
-    stream.append(out(0, 7, finish="length", place=(2, 2)))
+    stream.append(out(0, 5, parser_state=(1, 0)))
+    stream.append(out(0, 6, parser_state=(0, 1)))
+    stream.append(out(0, 7, finish="length", parser_state=(2, 2)))
     stream.deliver()
-    assert sink.responses == [[out(0, 5, 6, 7, finish="length", place=(1, 0))]]
+    assert sink.responses == [[out(0, 5, 6, 7, finish="length", parser_state=(1, 0))]]
 
 
 def test_what_came_with_the_first_of_joined_chunks_stays() -> None:

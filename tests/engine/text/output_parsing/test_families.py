@@ -10,8 +10,8 @@ from engine.protocol.messages import OutputDetails
 from engine.text import chat_template
 from engine.text.detokenizer import Detokenizer
 from engine.text.output_parsing.format import SectionFormat, tool_call_parser
-from engine.text.output_parsing.reader import SectionReader, place_after_prompt
-from engine.text.output_parsing.splitter import Place, Section
+from engine.text.output_parsing.reader import SectionReader, state_after_prompt
+from engine.text.output_parsing.splitter import ParserState, Section
 from engine.text.output_parsing.tags import REASONING, TOOL_CALLS
 from engine.text.output_parsing.tracker import SectionTracker
 from engine.text.tokenizer import Tokenizer
@@ -41,8 +41,8 @@ def read(
     """Return the sections of an answer; special tokens are skipped."""
     section_format = section_format or format_of(detokenizer)
     prompt = prompt_of(detokenizer, "Hi") if prompt is None else prompt
-    place = Place(place_after_prompt(section_format, detokenizer, prompt).state)
-    details = OutputDetails(finish_reason="length", place=tuple(place))
+    parser_state = ParserState(state_after_prompt(section_format, detokenizer, prompt).state)
+    details = OutputDetails(finish_reason="length", parser_state=tuple(parser_state))
     return SectionReader(detokenizer, section_format).read(
         prompt[-1:], encode(detokenizer, output), details, skip_special_tokens=True
     )
@@ -249,8 +249,8 @@ def follow(detokenizer: Detokenizer, output: str) -> list[bool]:
     """Return after each token whether the reasoning has ended, with the state before the first."""
     section_format = format_of(detokenizer)
     prompt = prompt_of(detokenizer, "Hi")
-    place = place_after_prompt(section_format, detokenizer, prompt)
-    tracker = SectionTracker(section_format, detokenizer, prompt[-1:], place)
+    parser_state = state_after_prompt(section_format, detokenizer, prompt)
+    tracker = SectionTracker(section_format, detokenizer, prompt[-1:], parser_state)
     ended = [tracker.has_reasoning_ended]
     for token_id in encode(detokenizer, output):
         tracker.append(token_id)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from engine.protocol.messages import OutputDetails
 from engine.text.detokenizer import Detokenizer
 from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.reader import SectionReader, place_after_prompt
-from engine.text.output_parsing.splitter import Place, Section
+from engine.text.output_parsing.reader import SectionReader, state_after_prompt
+from engine.text.output_parsing.splitter import ParserState, Section
 from engine.text.output_parsing.tracker import SectionTracker
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
@@ -96,10 +96,14 @@ def outputs(detokenizer: Detokenizer) -> st.SearchStrategy[list[int]]:
 
 
 def read_whole(
-    detokenizer: Detokenizer, output: list[int], place: Place, skip: bool, window: list[int]
+    detokenizer: Detokenizer,
+    output: list[int],
+    parser_state: ParserState,
+    skip: bool,
+    window: list[int],
 ) -> list[Section]:
     reader = SectionReader(detokenizer, format_for(detokenizer))
-    details = OutputDetails(finish_reason="length", place=tuple(place))
+    details = OutputDetails(finish_reason="length", parser_state=tuple(parser_state))
     return reader.read(window, output, details, skip_special_tokens=skip)
 
 
@@ -111,9 +115,11 @@ def test_any_cut_gives_the_sections_of_the_whole(name: str, data: st.DataObject)
     output = data.draw(outputs(checkpoint))
     window = checkpoint.prompt_window(prompt, skip_special_tokens=skip)
     section_format = format_for(checkpoint)
-    place = place_after_prompt(section_format, checkpoint, prompt)
+    parser_state = state_after_prompt(section_format, checkpoint, prompt)
     reader = SectionReader(checkpoint, section_format)
-    tracker = SectionTracker(section_format, checkpoint, window, place, skip_special_tokens=skip)
+    tracker = SectionTracker(
+        section_format, checkpoint, window, parser_state, skip_special_tokens=skip
+    )
     stop = data.draw(st.just([]) | st.lists(st.sampled_from(["ea", "<t", "k>a", "你"]), max_size=2))
     checker = StopChecker(checkpoint, window, StopAutomaton(stop), skip_special_tokens=skip)
     parts: list[Section] = []
@@ -123,7 +129,7 @@ def test_any_cut_gives_the_sections_of_the_whole(name: str, data: st.DataObject)
     def read(end: int, **ending: Any) -> None:
         nonlocal released, text
         context = checkpoint.next_window(window, output[:released], skip_special_tokens=skip)
-        details = OutputDetails(place=tuple(tracker.take_place()), **ending)
+        details = OutputDetails(parser_state=tuple(tracker.take_parser_state()), **ending)
         new = output[released:end]
         parts.extend(reader.read(context, new, details, skip_special_tokens=skip))
         text += checkpoint.text(context, new, details, skip_special_tokens=skip)
@@ -139,7 +145,9 @@ def test_any_cut_gives_the_sections_of_the_whole(name: str, data: st.DataObject)
                 read(count - tracker.num_held_tokens)
     text_cut = checker.finish()
     read(count, finish_reason="stop", text_cut=text_cut)
-    whole = OutputDetails(finish_reason="stop", text_cut=text_cut, place=(place.state, 0))
+    whole = OutputDetails(
+        finish_reason="stop", text_cut=text_cut, parser_state=(parser_state.state, 0)
+    )
     expected = reader.read(window, output[:count], whole, skip_special_tokens=skip)
     assert merged(parts) == expected
     assert text == checkpoint.text(window, output[:count], whole, skip_special_tokens=skip)
@@ -173,7 +181,7 @@ def test_sections_are_those_that_regular_expressions_find(name: str, pieces: lis
         for piece in pieces
         for token_id in detokenizer.tokenizer.encode(piece, add_special_tokens=False)
     ]
-    found = shorthand(read_whole(detokenizer, output, Place(), False, []))
+    found = shorthand(read_whole(detokenizer, output, ParserState(), False, []))
     # Where tags are tokens, a tag that is spelt out is text.
     joined = "".join(pieces)
     if "text" not in name:

@@ -37,10 +37,10 @@ def overflowing_shape(rng: random.Random) -> Message:
 
 def wrong_length(rng: random.Random) -> Message:
     message = valid.request(rng)
-    place = rng.randrange(len(message.raw_input_contents))
-    data = message.raw_input_contents[place]
+    index = rng.randrange(len(message.raw_input_contents))
+    data = message.raw_input_contents[index]
     cut, longer = data[: rng.randrange(len(data))], data + rng.randbytes(rng.randint(1, 64))
-    message.raw_input_contents[place] = rng.choice([cut, longer, data * 1000])
+    message.raw_input_contents[index] = rng.choice([cut, longer, data * 1000])
     return message
 
 
@@ -79,9 +79,9 @@ def missing_input(rng: random.Random) -> Message:
 
 def duplicate_input(rng: random.Random) -> Message:
     message = valid.request(rng)
-    place = rng.randrange(len(message.inputs))
-    message.inputs.append(message.inputs[place])
-    message.raw_input_contents.append(message.raw_input_contents[place])
+    index = rng.randrange(len(message.inputs))
+    message.inputs.append(message.inputs[index])
+    message.raw_input_contents.append(message.raw_input_contents[index])
     return message
 
 

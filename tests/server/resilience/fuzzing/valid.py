@@ -113,8 +113,8 @@ def replace(
 
 def remove(message: service_pb2.ModelInferRequest, name: str) -> None:
     """Remove input `name`, if present."""
-    for place, tensor in enumerate(message.inputs):
+    for index, tensor in enumerate(message.inputs):
         if tensor.name == name:
-            del message.inputs[place]
-            del message.raw_input_contents[place]
+            del message.inputs[index]
+            del message.raw_input_contents[index]
             return

@@ -114,18 +114,18 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
     """Flip, insert, delete, repeat or swap some bytes, or truncate."""
     changed = bytearray(data)
     for _ in range(rng.choice([1, 1, 2, 5, 30])):
-        place = rng.randrange(len(changed)) if changed else 0
+        offset = rng.randrange(len(changed)) if changed else 0
         match rng.randrange(6):
             case 0 if changed:
-                changed[place] ^= 1 << rng.randrange(8)
+                changed[offset] ^= 1 << rng.randrange(8)
             case 1:
-                changed[place:place] = rng.randbytes(rng.randint(1, 8))
+                changed[offset:offset] = rng.randbytes(rng.randint(1, 8))
             case 2:
-                del changed[place : place + rng.randint(1, 8)]
+                del changed[offset : offset + rng.randint(1, 8)]
             case 3:
-                changed[place:place] = changed[place : place + rng.randint(1, 40)]
+                changed[offset:offset] = changed[offset : offset + rng.randint(1, 40)]
             case 4 if changed:
-                changed[place] = rng.choice([0, 0x7F, 0x80, 0xFF])
+                changed[offset] = rng.choice([0, 0x7F, 0x80, 0xFF])
             case _:
                 del changed[len(changed) - rng.randint(0, 20) :]
     return bytes(changed)

@@ -59,14 +59,14 @@ class Wire:
 
     async def send(self, case: Case, index: int) -> Reply:
         """Send `case`; `index` distributes cases over the connections."""
-        place = index % _NUM_CHANNELS
+        channel = index % _NUM_CHANNELS
         try:
             if case.transport == "http":
                 async with asyncio.timeout(TIMEOUT_S):
                     return await self._http(case)
             if case.transport == "stream":
-                return await _stream(self._streams[place], case)
-            return await _unary(self._unaries[place], case)
+                return await _stream(self._streams[channel], case)
+            return await _unary(self._unaries[channel], case)
         except TimeoutError:
             return Reply(hung=True)
         except ConnectionRefusedError:

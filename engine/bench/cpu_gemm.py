@@ -1,7 +1,7 @@
-"""`python -m engine.bench.cpu_products`: matrix products on this CPU, ours beside oneDNN's.
+"""`python -m engine.bench.cpu_gemm`: GEMMs on this CPU, ours beside oneDNN's.
 
 For models of some sizes, the GFLOP/s of the four projections of a layer by the number of tokens. Up
-to 64 tokens, weights come from memory, as in a step: products go from layer to layer.
+to 64 tokens, weights come from memory, as in a step: GEMMs go from layer to layer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _TURNS = 3
 _LEAST_S = 0.2  # of a turn
 _MOST_COLD_ROWS = 64  # above, multiplying takes longer than reading
 
-Rates = dict[str, dict[int, float]]  # operations per second, by form and rows
+Rates = dict[str, dict[int, float]]  # operations per second, by backend and rows
 
 
 def _plain(weight: Tensor) -> nn.Module:
-    """Return the product that torch makes of a weight as it is."""
+    """Return torch's GEMM with a weight as it is."""
     found = nn.Linear(1, 1, bias=False)
     found.weight = nn.Parameter(weight)
     return found
@@ -45,7 +45,7 @@ def _others(weight: Tensor, gated: bool, *, make: Callable[[Tensor], nn.Module])
     return Gated(make(weight), "silu") if gated else make(weight)
 
 
-FORMS: dict[str, Callable[[Tensor, bool], nn.Module]] = {
+BACKENDS: dict[str, Callable[[Tensor, bool], nn.Module]] = {
     "ours bf16": partial(_ours, int8=False),
     "F.linear bf16": partial(_others, make=_plain),
     "oneDNN bf16, packed": partial(_others, make=lambda weight: OneDnnLinear(weight, None)),
@@ -55,33 +55,33 @@ FORMS: dict[str, Callable[[Tensor, bool], nn.Module]] = {
 
 
 def measure(shape: Shape, rows: Sequence[int]) -> Rates:
-    """Return the best rates of a layer's products; the forms take turns, as machines drift."""
+    """Return the best rates of a layer's GEMMs; the backends take turns, as machines drift."""
     flops = 2 * shape.layer_parameters // shape.layers  # per token
     num_layers = max(1, _WEIGHT_BYTES // flops)
-    products = {
+    modules = {
         name: [
             (make((0.02 * torch.randn(outputs, inputs)).bfloat16(), "gate" in part), inputs)
             for _ in range(num_layers)
             for part, (outputs, inputs) in shape.projections.items()
         ]
-        for name, make in FORMS.items()
+        for name, make in BACKENDS.items()
     }
-    rates: Rates = {name: dict.fromkeys(rows, 0.0) for name in FORMS}
+    rates: Rates = {name: dict.fromkeys(rows, 0.0) for name in BACKENDS}
     for count in rows:
         some = num_layers if count <= _MOST_COLD_ROWS else 1
         given = {
             each: torch.randn(count, each).bfloat16() for _, each in shape.projections.values()
         }
-        for name in [*FORMS] * _TURNS:
-            layers = products[name][: some * len(shape.projections)]
+        for name in [*BACKENDS] * _TURNS:
+            layers = modules[name][: some * len(shape.projections)]
             seconds = min(timed(partial(_run, layers, given), _LEAST_S).times) / some
             rates[name][count] = max(rates[name][count], count * flops / seconds)
     return rates
 
 
-def _run(products: list[tuple[nn.Module, int]], given: dict[int, Tensor]) -> None:
-    for product, inputs in products:
-        product(given[inputs])
+def _run(layers: list[tuple[nn.Module, int]], given: dict[int, Tensor]) -> None:
+    for layer, inputs in layers:
+        layer(given[inputs])
 
 
 def table(shape: Shape, rates: Rates) -> str:
@@ -98,9 +98,7 @@ def table(shape: Shape, rates: Rates) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.bench.cpu_products", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m engine.bench.cpu_gemm", description=__doc__)
     by_label = {shape.label: shape for shape in (*SHAPES, TINY)}
     parser.add_argument("--models", nargs="+", choices=by_label, default=["0.5b", "1.5b", "8b"])
     parser.add_argument("--rows", type=sizes, default="1,4,16,64,256,1024,8192", help="tokens")

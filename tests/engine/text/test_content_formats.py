@@ -66,14 +66,14 @@ def as_parts(message: dict[str, Any]) -> dict[str, Any]:
         ({"default": PARTS}, ["openai"] * 4),
     ],
 )
-def test_content_forms_are_those_that_a_template_shows(template: Any, forms: list[str]) -> None:
-    found = with_template(template).content_forms
+def test_content_formats_are_those_that_a_template_shows(template: Any, forms: list[str]) -> None:
+    found = with_template(template).content_formats
     assert found == dict(zip(("user", "system", "assistant", "tool"), forms, strict=True))
 
 
 @pytest.mark.parametrize("template", [PARTS, SYSTEM_IN_PARTS, EITHER, STRING, ADDED])
 @pytest.mark.parametrize("given", [dict, as_parts])
-def test_both_forms_of_content_reach_the_prompt(template: str, given: Any) -> None:
+def test_both_formats_of_content_reach_the_prompt(template: str, given: Any) -> None:
     tokenizer = with_template(template)
     said = (SYSTEM, USER, ANSWER, USER)
     prompt = render_text(tokenizer, check_messages([given(message) for message in said]))
@@ -90,10 +90,10 @@ def test_prompt_of_parts_is_that_of_the_template() -> None:
     assert prompt == "USER: What is it? ASSISTANT: A cat."
 
 
-def test_another_template_has_forms_of_its_own() -> None:
+def test_another_template_has_formats_of_its_own() -> None:
     tokenizer = with_template(PARTS)
-    assert tokenizer.content_forms["user"] == "openai"
-    assert tokenizer.with_chat_template(ADDED).content_forms["user"] == "string"
+    assert tokenizer.content_formats["user"] == "openai"
+    assert tokenizer.with_chat_template(ADDED).content_formats["user"] == "string"
 
 
 # As those of Phi-3.5, gpt-oss and DeepSeek's R1.

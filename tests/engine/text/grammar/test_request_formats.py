@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.errors import RequestError
-from engine.text.grammar.request_forms import guided_decoding, merged, parse_structured_outputs
+from engine.text.grammar.request_formats import guided_decoding, merged, parse_structured_outputs
 from engine.text.grammar.spec import MAX_CHARACTERS, GrammarSpec
 
 SCHEMA = {"type": "integer"}
@@ -86,7 +86,9 @@ TAGS = {
         ({"response_format": TAGS}, "structural_tag", json.dumps(TAGS), "response_format"),
     ],
 )
-def test_forms(fields: dict[str, Any], kind: str, text: str, field: str) -> None:
+def test_request_format_becomes_grammar_spec(
+    fields: dict[str, Any], kind: str, text: str, field: str
+) -> None:
     found = merged({"n": 2, **fields})
     spec = found.pop("structured_outputs")
     assert found == {"n": 2}
@@ -147,7 +149,7 @@ def test_merged_whitespace_is_that_of_the_spec(fields: dict[str, Any], pattern: 
     )
 
 
-def test_the_same_may_be_asked_for_in_two_forms() -> None:
+def test_the_same_may_be_asked_for_in_two_formats() -> None:
     """Guidance's client for vLLM sends the older form and the newer one."""
     both = {"guided_grammar": "start: A", "structured_outputs": {"grammar": "start: A"}}
     spec = merged(both)["structured_outputs"]
@@ -249,7 +251,7 @@ def test_the_same_may_be_asked_for_in_two_forms() -> None:
         ),
     ],
 )
-def test_wrong_forms_are_refused_by_name(fields: dict[str, Any], fault: str) -> None:
+def test_wrong_formats_are_refused_by_name(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(RequestError, match=fault):
         merged(fields)
 

@@ -1,4 +1,4 @@
-"""Content forms: whether a chat template takes a message's content as a string or as text parts."""
+"""Content formats: whether a chat template takes a content as a string or as text parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
-ContentForm = Literal["string", "openai"]  # vLLM's words; "openai" is a list of parts
+ContentFormat = Literal["string", "openai"]  # vLLM's words; "openai" is a list of parts
 
 _MARK = "trident0mark"
 # A list of parts that the template has written as such, and not its text.
@@ -26,34 +26,34 @@ TOOL: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def find_content_forms(render: Callable[..., str]) -> dict[str, ContentForm]:
-    """Return the form that each role's content takes, found out by rendering a conversation each.
+def find_content_formats(render: Callable[..., str]) -> dict[str, ContentFormat]:
+    """Return the format of each role's content, found out by rendering a conversation each.
 
     A string if the template shows it; else a list of parts if it shows these; else a string.
 
     Args:
         render: the chat template; takes messages, and may raise anything.
     """
-    forms: dict[str, ContentForm] = {}
+    formats: dict[str, ContentFormat] = {}
     for role in ("user", "system", "assistant", "tool"):
-        candidates: tuple[ContentForm, ...] = ("string", "openai")
-        for form in candidates:
-            if _shows(render, in_forms(_conversation(role), {**forms, role: form})):
-                forms[role] = form
+        candidates: tuple[ContentFormat, ...] = ("string", "openai")
+        for candidate in candidates:
+            if _shows(render, in_formats(_conversation(role), {**formats, role: candidate})):
+                formats[role] = candidate
                 break
-    return forms
+    return formats
 
 
-def in_forms(
-    messages: Sequence[Mapping[str, Any]], forms: Mapping[str, ContentForm]
+def in_formats(
+    messages: Sequence[Mapping[str, Any]], formats: Mapping[str, ContentFormat]
 ) -> list[dict[str, Any]]:
-    """Return `messages`, whose contents are strings, with the contents in their roles' `forms`.
+    """Return `messages`, whose contents are strings, with the contents in their roles' `formats`.
 
-    Of a role that has none the form is the user's.
+    A role that has none takes the format of the user's.
     """
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
-        if forms.get(message["role"], forms.get("user")) == "openai"
+        if formats.get(message["role"], formats.get("user")) == "openai"
         else dict(message)
         for message in messages
     ]
