@@ -90,6 +90,11 @@ class EngineConfig(BaseModel):
         description="auto: cuda where there is one; cpu; cuda; null or null:MS, for benchmarks: no "
         "model is computed, tokens are made up, and a step takes MS milliseconds",
     )
+    tensor_parallel_size: Annotated[Integer, Field(ge=1, le=16)] = Field(
+        1,
+        description="processes that compute the model together, each a part of every layer; on a "
+        "CPU so far",
+    )
     seed: Annotated[Integer, Field(ge=0)] = Field(
         0, description="of requests that bring none, and of dummy weights"
     )

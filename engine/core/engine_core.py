@@ -26,7 +26,7 @@ from engine.core.stats import StatsRecorder
 from engine.core.update_from_output import UpdateResult
 from engine.errors import RequestError, StepOutOfMemoryError, TridentError
 from engine.execution.loading import load_model
-from engine.execution.pending_step import PendingStep
+from engine.execution.pending_step import PendingStep, Ranks
 from engine.logits_processors import ProcessorContext
 from engine.models.pooling import task_of
 from engine.models.registry import read_model_spec
@@ -93,9 +93,14 @@ class EngineCore:
     """
 
     def __init__(
-        self, config: EngineConfig, on_progress: Callable[[str], None] = lambda text: None
+        self,
+        config: EngineConfig,
+        on_progress: Callable[[str], None] = lambda text: None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Load the model and allocate the KV cache; `on_progress` is called with sentences.
+
+        With `ranks` this is the first one of them, and loads its part.
 
         Raises:
             CheckpointError, ConfigError, InsufficientMemoryError: with what to do about it.
@@ -112,9 +117,12 @@ class EngineCore:
             self.tokenizer, config.reasoning_parser, config.tool_call_parser
         )
         processors = load_processors(ProcessorContext(self.tokenizer, model_spec.vocab_size))
-        loaded = load_model(config, checkpoint, model_spec, self._text_token_ids, on_progress)
+        group = None if ranks is None else ranks.group
+        loaded = load_model(
+            config, checkpoint, model_spec, self._text_token_ids, on_progress, group
+        )
         plan, self.config = loaded.kv_cache, loaded.config
-        self._runner = loaded.runner
+        self._runner = loaded.runner if ranks is None else ranks.lead(loaded.runner)
         self._is_ahead = loaded.is_ahead
         self._in_flight: tuple[PendingStep, int] | None = None  # launched, and not read yet
         token_flags = self.detokenizer.token_flags(model_spec.vocab_size)

@@ -55,7 +55,7 @@ class NewRequestDataBuilder:
 
     def build(self) -> NewRequestData:
         """Return the columns of the sequences, which are not changed any more."""
-        return self._columns() if self._requests else _NO_NEW_REQUESTS
+        return self._columns() if self._requests else NO_NEW_REQUESTS
 
     def _columns(self) -> NewRequestData:
         requests = self._requests
@@ -172,7 +172,7 @@ class ScheduleBuilder:
 def block_writes(writes: Sequence[BlockWrite]) -> BlockWrites:
     """Return changes of block tables as arrays."""
     if not writes:
-        return _NO_BLOCK_WRITES
+        return NO_BLOCK_WRITES
     slots, groups, starts, block_ids = zip(*writes, strict=True)
     return BlockWrites(_int32(slots), _int32(groups), _int32(starts), ragged(block_ids))
 
@@ -222,6 +222,6 @@ def _padded_stop_ids(request: Request) -> list[int]:
     return first + [-1] * (MAX_STOP_TOKEN_IDS - len(first))
 
 
-_NO_NEW_REQUESTS = NewRequestDataBuilder()._columns()
+NO_NEW_REQUESTS = NewRequestDataBuilder()._columns()
 _NO_BLOCK_PAIRS = np.zeros((0, 2), dtype=np.int32)
-_NO_BLOCK_WRITES = BlockWrites(_int32([]), _int32([]), _int32([]), ragged([]))
+NO_BLOCK_WRITES = BlockWrites(_int32([]), _int32([]), _int32([]), ragged([]))

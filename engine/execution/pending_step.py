@@ -13,6 +13,7 @@ from engine.core.logprobs.scored_tokens import ScoredLogprobs
 from engine.core.schedule import SampledLogprobs, SamplerOutput, SamplingBatch, SchedulerOutput
 from engine.execution.downloads import Download, Downloads
 from engine.execution.sampler import Drawn, SamplePlan
+from engine.layers.rank_group import RankGroup
 from engine.nvtx import nvtx_range
 
 
@@ -118,3 +119,14 @@ class Runner(Protocol):
 
     def expert_counts(self) -> NDArray[Any] | None:
         """Return how often each expert was chosen, as `ExpertCounts.read`."""
+
+
+class Ranks(Protocol):
+    """Other ranks of the model that a runner runs."""
+
+    @property
+    def group(self) -> RankGroup:
+        """What they exchange."""
+
+    def lead(self, runner: Runner) -> Runner:
+        """Return a runner that has the other ranks run each step with `runner`."""

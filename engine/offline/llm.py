@@ -12,7 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.config.engine_config import EngineConfig
 from engine.console import Console
-from engine.core.engine_core import EngineCore
 from engine.errors import RequestError, TridentError, UnknownParameterError
 from engine.offline.outputs import (
     CompletionOutput,
@@ -23,6 +22,7 @@ from engine.offline.outputs import (
 from engine.protocol.messages import AddRequest, SequenceOutput, TokenLogprobs
 from engine.protocol.prompt_logprobs import positions
 from engine.protocol.token_ids import pack_token_ids
+from engine.ranks.leader import start_core
 from engine.request.prompts import Messages, Prompt, TokenizedPrompt, cut, rendered, tokenized
 from engine.request.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
@@ -70,7 +70,7 @@ class LLM:
         # Offline, all prompts are added at once: the queue must hold the caller's whole list.
         unbounded = {"max_num_queued_reqs": 2**31, "max_num_queued_tokens": 2**62}
         with loading(config.model) as report:
-            self._core = EngineCore(config.model_copy(update=unbounded), report)
+            self._core = start_core(config.model_copy(update=unbounded), report)
         self._sections = SectionReader(self._core.detokenizer, self._core.section_format)
         self._next_uid = 0
 

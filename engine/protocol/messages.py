@@ -1,7 +1,7 @@
 """Typed messages between the stages: engine stub <-> engine process, and engine -> detokenizer.
 
 All are msgpack through msgspec. The socket between stub and process carries length-prefixed
-frames (see `engine.service.channel`); the detokenizer gets one `DetokenizerInput` per response.
+frames (see `engine.protocol.channel`); the detokenizer gets one `DetokenizerInput` per response.
 """
 
 from __future__ import annotations
@@ -232,8 +232,22 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     histograms: dict[str, HistogramDelta] = {}  # by name, those with observations
 
 
+class EngineFailed(msgspec.Struct, frozen=True, tag="engine_failed"):
+    """The engine is of no use any more; the process ends.
+
+    Attributes:
+        reason: what has happened.
+        is_own_fault: something crashed or hung, rather than was killed from outside.
+    """
+
+    reason: str
+    is_own_fault: bool
+
+
 ToEngine = Start | AddRequest | Abort | Shutdown
-FromEngine = Starting | Ready | Heartbeat | StartFailed | Outputs | RequestFailed | Stats
+FromEngine = (
+    Starting | Ready | Heartbeat | StartFailed | Outputs | RequestFailed | Stats | EngineFailed
+)
 
 
 # ---- tokenizer -> engine stub ---------------------------------------------------------------

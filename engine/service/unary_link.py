@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ErrorReport
+from engine.protocol.channel import Channel
 from engine.protocol.messages import Chunk
-from engine.service.channel import Channel
 from engine.service.link import is_sibling
 from engine.service.tensors import Tensors
 

@@ -68,7 +68,6 @@ SETTINGS: Neutral = {
     "rope_theta": (),
     "runner": ("auto", "generate"),
     "task": ("auto", "generate"),
-    "tensor_parallel_size": (1,),
     "tokenizer_mode": ("auto",),
     "tokenizer_revision": (),
     "uvicorn_log_level": ("info",),

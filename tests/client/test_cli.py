@@ -95,6 +95,7 @@ class TestServe:
             "TRIDENT_MODEL": "/m",
             "TRIDENT_DTYPE": "float16",
             "TRIDENT_ASYNC_SCHEDULING": "true",
+            "TRIDENT_TENSOR_PARALLEL_SIZE": "1",
         }
 
     def test_help_lists_every_setting(self) -> None:
@@ -107,7 +108,7 @@ class TestServe:
         [
             (["--max-num-seqs", "many"], "max_num_seqs"),
             (["--max-num-seqs", "0"], "max_num_seqs"),
-            (["-tp", "2"], "tensor_parallel_size: not supported"),
+            (["-pp", "2"], "pipeline_parallel_size: not supported"),
             (["--api-key", "sk a"], "--api-key must not be empty or have spaces in it"),
             (["--enable-lora"], "enable_lora: not supported"),
             (["--max-num-sqs", "1"], "did you mean --max-num-seqs"),

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 
 from engine.config.engine_config import EngineConfig
+from engine.protocol.messages import EngineFailed
 from engine.service.process.loop import Core
 from engine.service.process.openmp import set_wait
 from engine.service.process.serve import configure, serve
@@ -25,12 +26,16 @@ def main() -> None:
     arguments = parser.parse_args()
     configure()
 
-    def make_core(config: EngineConfig, report: Callable[[str], None]) -> Core:
+    def make_core(
+        config: EngineConfig,
+        report: Callable[[str], None],
+        fail: Callable[[EngineFailed], None],
+    ) -> Core:
         set_wait(config)
-        # Imported here: it takes seconds (torch), and the stub is told of what fails in it.
-        from engine.core.engine_core import EngineCore
+        # Imported here: it takes seconds (torch), and the stub is sent what fails in it.
+        from engine.ranks.leader import start_core
 
-        return EngineCore(config, report)
+        return start_core(config, report, fail)
 
     status = serve(socket.socket(fileno=arguments.fd), make_core)
     logging.shutdown()

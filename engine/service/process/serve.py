@@ -10,11 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from engine.config.engine_config import EngineConfig
-from engine.errors import TridentError
+from engine.errors import EngineDeadError, TridentError
+from engine.protocol.channel import Channel, ChannelError
 from engine.protocol.messages import (
     AddRequest,
+    EngineFailed,
     FromEngine,
     Heartbeat,
     SequenceOutput,
@@ -24,7 +27,6 @@ from engine.protocol.messages import (
     ToEngine,
 )
 from engine.protocol.step_outputs import StepOutputs
-from engine.service.channel import Channel, ChannelError
 from engine.service.garbage import spare_startup_objects
 from engine.service.logs import configure_logging
 from engine.service.process.inbox import Inbox
@@ -153,7 +155,8 @@ def _merge(messages: list[_Message]) -> Iterator[_Message]:
 HEARTBEAT_INTERVAL_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
-CoreFactory = Callable[[EngineConfig, Callable[[str], None]], Core]
+# Makes an engine of its settings; calls the second with its progress, the third when it has failed.
+CoreFactory = Callable[[EngineConfig, Callable[[str], None], Callable[[EngineFailed], None]], Core]
 
 
 class HeartbeatSender:
@@ -198,7 +201,7 @@ def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
     try:
         config = EngineConfig.parse(first.config)
         configure_logging(config.log_format)
-        core = make_core(config, lambda text: writer.put(Starting(text)))
+        core = make_core(config, lambda text: writer.put(Starting(text)), partial(fail, writer))
     except TridentError as error:
         writer.put(StartFailed(error.report()))
         return None
@@ -209,6 +212,15 @@ def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
         return None
     writer.put(core.ready)
     return core
+
+
+def fail(writer: Writer, failure: EngineFailed) -> None:
+    """Report the failure of an engine, and end the process: its loop may be inside a step."""
+    log.error("the engine failed: %s", failure.reason)
+    writer.put(failure)
+    writer.close()
+    logging.shutdown()
+    os._exit(1)
 
 
 def serve(sock: socket.socket, make_core: CoreFactory) -> int:
@@ -228,6 +240,8 @@ def serve(sock: socket.socket, make_core: CoreFactory) -> int:
         loop = EngineLoop(core, inbox, writer.put)
         heartbeats.loop = loop
         loop.run()
+    except EngineDeadError as error:
+        fail(writer, EngineFailed(str(error), is_own_fault=True))
     except Exception:
         log.exception("the engine failed")
         return 1

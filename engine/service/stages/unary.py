@@ -18,9 +18,9 @@ from typing import Any
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError, RequestError, TridentError, UnsupportedError
+from engine.protocol.channel import Channel, ChannelError
 from engine.protocol.messages import DetokenizerInput
 from engine.service.cancellation import CancelPoller
-from engine.service.channel import Channel, ChannelError
 from engine.service.outputs import chunk_tensors
 from engine.service.parameters import queue_tenant
 from engine.service.sampling_inputs import any_boolean

@@ -17,15 +17,16 @@ from engine.errors import (
     RequestError,
     TridentError,
 )
+from engine.protocol.channel import ChannelError
 from engine.protocol.messages import (
     Abort,
+    EngineFailed,
     FromEngine,
     Outputs,
     Ready,
     RequestFailed,
     Stats,
 )
-from engine.service.channel import ChannelError
 from engine.service.stub.admission import Admission, PoisonRequestGuard
 from engine.service.stub.delivery import Delivery
 from engine.service.stub.engine_process import MODULE, Death
@@ -97,6 +98,7 @@ class EngineClient:
         self._streams: dict[int, RequestStream] = {}  # that the process has not ended yet
         self._by_request_id: dict[str, dict[int, RequestStream]] = {}  # of these, by uid
         self._lost: list[RequestStream] = []  # when the process died
+        self._failure = ""  # what the process has reported about its end
         try:
             self._supervisor = Supervisor(config, self, on_progress, python=python, module=module)
         except TridentError:
@@ -202,13 +204,17 @@ class EngineClient:
                     self._fail(stream, TridentError.of(error))
             case Stats():
                 self._observer.update(message)
+            case EngineFailed(reason):
+                self._failure = reason
 
     def on_down(self) -> None:
         """Fail the requests in flight."""
         with self._lock:
             self._lost, self._streams = list(self._streams.values()), {}
             self._by_request_id = {}
-        error = EngineDeadError("the engine process has died; the request is lost")
+        why = f" ({self._failure})" if self._failure else ""
+        self._failure = ""
+        error = EngineDeadError(f"the engine process has died{why}; the request is lost")
         num_lost = sum(stream.num_unfinished for stream in self._lost if self._fail(stream, error))
         self._observer.engine_down()
         self._observer.requests_lost(num_lost)

@@ -15,7 +15,9 @@ import psutil
 
 from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError, TridentError
+from engine.protocol.channel import Channel, ChannelError
 from engine.protocol.messages import (
+    EngineFailed,
     FromEngine,
     Heartbeat,
     Ready,
@@ -25,7 +27,6 @@ from engine.protocol.messages import (
     Starting,
     ToEngine,
 )
-from engine.service.channel import Channel, ChannelError
 from engine.service.stub.environment import engine_environment
 
 MODULE = "engine.service.process"
@@ -89,6 +90,7 @@ class EngineProcess:
         self.iteration_s = 0.0  # as the last heartbeat said
         self.is_ready = False
         self._hung: Death | None = None
+        self._failed: Death | None = None  # as the process has reported
 
     @property
     def pid(self) -> int:
@@ -130,8 +132,10 @@ class EngineProcess:
             if isinstance(message, Heartbeat):
                 self.iteration_s = message.iteration_s
                 self.num_heartbeats += 1
-            else:
-                yield message
+                continue
+            if isinstance(message, EngineFailed):
+                self._failed = Death(f"ended: {message.reason}", message.is_own_fault)
+            yield message
 
     def send(self, message: ToEngine) -> None:
         """Send; does nothing if the process has gone, which the reader of `messages` notices.
@@ -163,7 +167,7 @@ class EngineProcess:
             except subprocess.TimeoutExpired:  # inside the kernel, as a lost GPU makes it
                 return Death("cannot be killed", is_own_fault=True)
         self._channel.close()
-        return self._hung or self._death(status)
+        return self._hung or self._failed or self._death(status)
 
     def shut_down(self) -> None:
         """Ask the process to end, and see that it does."""

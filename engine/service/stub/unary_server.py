@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 
 from engine.errors import RequestCancelledError, TridentError
+from engine.protocol.channel import Channel, ChannelError
 from engine.protocol.messages import Chunk, OutputDetails
-from engine.service.channel import Channel, ChannelError
 from engine.service.stub.engine_client import EngineClient
 from engine.service.stub.engine_inputs import check_stop_id, parse_engine_inputs
 from engine.service.stub.request_log import log_refusal

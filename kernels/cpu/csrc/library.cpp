@@ -15,6 +15,7 @@
 #include "linear.h"
 #include "operators.h"
 #include "projection.h"
+#include "shared_sum.h"
 #include "vector.h"
 
 // The decoder layers of the Llama family as one operation: when decoding one token, Python overhead
@@ -459,6 +460,15 @@ TORCH_LIBRARY(trident_cpu, m) {
       " Tensor? down_bias, int size, int activation, float alpha, float limit,"
       " float offset) -> Tensor",
       &trident::operators::experts);
+  m.class_<trident::SharedSum>("SharedSum")
+      .def(torch::init<int64_t, int64_t, int64_t, double>())
+      .def_static("bytes", &trident::SharedSum::bytes)
+      .def("sum", &trident::SharedSum::sum)
+      .def("gather", &trident::SharedSum::gather)
+      .def("share", &trident::SharedSum::share)
+      .def("all", &trident::SharedSum::all)
+      .def("abort", &trident::SharedSum::abort)
+      .def("take_wait_seconds", &trident::SharedSum::take_wait_seconds);
   m.class_<trident::DecoderLayers>("DecoderLayers")
       .def(torch::init<int64_t, int64_t, int64_t, double, bool, bool>())
       .def("append", &trident::DecoderLayers::append)

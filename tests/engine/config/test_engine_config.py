@@ -91,7 +91,7 @@ def test_a_misspelt_variable_is_refused(name: str, meant: str) -> None:
             {"model": "/models/a", "tokenizer": "b"},
         ),
         (
-            {"tensor_parallel_size": 1, "pipeline_parallel_size": "1", "trust_remote_code": False},
+            {"pipeline_parallel_size": "1", "trust_remote_code": False},
             {},
         ),
         ({"max_model_len": "32k"}, {"max_model_len": 32_000}),
@@ -116,7 +116,7 @@ def test_what_vllm_calls_the_same_or_nothing(
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("tensor_parallel_size", 2, ""),
+        ("pipeline_parallel_size", 2, ""),
         ("enable_lora", True, "; name an adapter as model"),
         ("data_parallel_size", 2, ""),
     ],

@@ -26,7 +26,7 @@ _SERVED = """
 import gc, socket
 from engine.config.engine_config import EngineConfig
 from engine.protocol.messages import FromEngine, Ready, Shutdown, Start, ToEngine
-from engine.service.channel import Channel
+from engine.protocol.channel import Channel
 from engine.service.process.serve import serve
 from tests.engine.service.stub.fake_engine import FakeCore
 ours, theirs = socket.socketpair()

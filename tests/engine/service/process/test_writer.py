@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.protocol import channel
+from engine.protocol.channel import Channel
 from engine.protocol.messages import FromEngine, Outputs, SequenceOutput, Starting, ToEngine
 from engine.protocol.step_outputs import StepOutputs
-from engine.service import channel
-from engine.service.channel import Channel
 from engine.service.process import serve
 from engine.service.process.serve import Writer
 from tests.waiting import eventually

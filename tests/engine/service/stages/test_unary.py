@@ -15,8 +15,8 @@ import pytest
 
 from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError, RequestError
+from engine.protocol.channel import Channel
 from engine.protocol.messages import Chunk, OutputDetails
-from engine.service.channel import Channel
 from engine.service.stages import unary
 from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenizer_queue import TokenizerQueue

@@ -14,17 +14,30 @@ from collections.abc import Callable
 
 from engine.config.engine_config import EngineConfig
 from engine.errors import CheckpointError, QueueFullError, RequestError
-from engine.protocol.messages import AddRequest, Ready, RequestFailed, SequenceOutput, Stats
+from engine.protocol.messages import (
+    AddRequest,
+    EngineFailed,
+    Ready,
+    RequestFailed,
+    SequenceOutput,
+    Stats,
+)
 from engine.protocol.step_outputs import NO_OUTPUTS, StepOutputs
 from engine.protocol.token_ids import unpack_token_ids
 from engine.service.process.serve import configure, serve
 
 BAD_REQUEST, FULL, BUG, STEP_FAILS, DIES, HANGS = range(9001, 9007)
 HANGS_IN_ADD, HANGS_IN_ABORT, HANGS_WHEN_IDLE, HANGS_IN_STATS = range(9007, 9011)
+A_RANK_FAILS = 9011
 
 
 class FakeCore:
-    def __init__(self, config: EngineConfig, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        report: Callable[[str], None],
+        fail: Callable[[EngineFailed], None],
+    ) -> None:
         if config.model == "broken":
             raise CheckpointError("model.safetensors: is missing")
         if config.model == "bug":
@@ -34,6 +47,7 @@ class FakeCore:
         report("pretending to load")
         self.ready = Ready(512, 10_000, 100, 16, 1584, config.max_num_seqs or 64, "a fake")
         self._running: dict[int, tuple[AddRequest, int]] = {}
+        self._fail = fail
         self._hangs_in = 0  # the kind of fault that a request has asked for
 
     def _hang(self, kind: int) -> None:
@@ -75,6 +89,8 @@ class FakeCore:
             first = int(unpack_token_ids(request.prompt_token_ids)[0])
             if first == STEP_FAILS:
                 raise RuntimeError("a step failed")
+            if first == A_RANK_FAILS:
+                self._fail(EngineFailed("rank 1 was killed by SIGKILL", is_own_fault=False))
             if first == DIES:
                 os._exit(9)
             self._hang(HANGS)

@@ -19,7 +19,7 @@ from engine.errors import (
     RequestError,
     TridentError,
 )
-from engine.service import channel
+from engine.protocol import channel
 from engine.service.stub.engine_client import EngineClient
 from tests.engine.service.stub.clients import Unobserved, assert_alive, start, submit, tokens
 from tests.engine.service.stub.fake_engine import BAD_REQUEST, BUG, FULL, HANGS

@@ -23,6 +23,7 @@ from tests.engine.service.stub.clients import (
     wait_until_ready,
 )
 from tests.engine.service.stub.fake_engine import (
+    A_RANK_FAILS,
     DIES,
     HANGS,
     HANGS_IN_ABORT,
@@ -102,6 +103,20 @@ def test_it_says_why_the_process_died(
         "the engine process was killed by SIGSEGV; starting it again in 0.5 s",
         "the engine process ended with status 9; its log says why; starting it again in 1 s",
     ]
+
+
+def test_engine_process_whose_rank_fails_ends_requests_with_its_name(
+    client: EngineClient,
+) -> None:
+    pid = client.process_id
+    _, sink = submit(client, A_RANK_FAILS)
+    assert sink.ended.wait(6)
+    assert str(sink.error) == (
+        "the engine process has died (rank 1 was killed by SIGKILL); the request is lost"
+    )
+    wait_until_dead(client, pid)
+    wait_until_ready(client)
+    assert_alive(client)
 
 
 def test_a_stopped_process_is_noticed_and_replaced() -> None:

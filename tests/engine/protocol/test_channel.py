@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.protocol import channel as channel_module
+from engine.protocol.channel import Channel, ChannelError
 from engine.protocol.messages import Abort, AddRequest, FromEngine, Shutdown, ToEngine
 from engine.protocol.token_ids import pack_token_ids
-from engine.service import channel as channel_module
-from engine.service.channel import Channel, ChannelError
 
 Pair = tuple[Channel, Channel, socket.socket]
 

@@ -1,0 +1,286 @@
+"""Leader: rank 0's view of the other ranks, which it starts, sends steps to and watches."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+from numpy.typing import NDArray
+
+from engine.config.engine_config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.core.schedule import SamplingBatch, SchedulerOutput
+from engine.errors import ConfigError, EngineDeadError, TridentError
+from engine.execution.pending_step import PendingStep, Runner
+from engine.protocol.channel import Channel, ChannelError
+from engine.protocol.messages import EngineFailed
+from engine.ranks.shared_memory import SharedMemoryGroup, allocate_shared_memory
+from engine.ranks.wire import Alive, FromRank, Loaded, LoadFailed, LoadPart, ToRank, encode_step
+
+log = logging.getLogger("trident.engine")
+
+MODULE = "engine.service.rank"
+_EXCHANGE = re.compile(r"^rank \d+ did not come|^another rank of the model")
+_TICK_S = 0.5
+_EXIT_TIMEOUT_S = 2.0
+_LOADING_TIMEOUT_S = 60.0  # without a sign of life: the import of torch holds a rank's threads
+
+
+def start_core(
+    config: EngineConfig,
+    on_progress: Callable[[str], None],
+    on_failure: Callable[[EngineFailed], None] = lambda failure: None,
+) -> EngineCore:
+    """Return the engine, with as many ranks as `config` asks for.
+
+    Args:
+        on_failure: called in another thread when a rank has failed after the start, once; the
+            engine is of no use any more, and its next step raises `EngineDeadError`.
+
+    Raises:
+        CheckpointError, ConfigError, InsufficientMemoryError, UnsupportedError: as from
+            `EngineCore`, at whichever rank.
+    """
+    if config.tensor_parallel_size == 1:
+        return EngineCore(config, on_progress)
+    leader = Leader(config, on_failure)
+    try:
+        core = EngineCore(config, on_progress, leader)
+        on_progress("; ".join(leader.wait_until_loaded()))
+    except Exception:
+        leader.close()
+        if leader.failure is not None:
+            raise leader.failure from None
+        raise
+    weakref.finalize(core, leader.close)
+    return core
+
+
+class Leader:
+    """The other ranks of a model, processes of this machine.
+
+    Create it in a thread that lives as long as the engine: Linux kills a child when the thread that
+    started it ends.
+
+    Attributes:
+        group: rank 0 of them.
+        failure: why the ranks are of no use any more; None: they are.
+    """
+
+    def __init__(self, config: EngineConfig, on_failure: Callable[[EngineFailed], None]) -> None:
+        """Start the ranks, which begin to load; arguments as `start_core`.
+
+        Raises:
+            ConfigError: a process cannot be started.
+            UnsupportedError: ranks of this machine cannot share memory.
+        """
+        size = config.tensor_parallel_size
+        self.failure: TridentError | None = None
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        memory = allocate_shared_memory(size)
+        patience_s = config.heartbeat_timeout_s
+        self.group = SharedMemoryGroup(memory, 0, size, patience_s=patience_s)
+        try:
+            self._ranks = [_Rank(rank, size, memory) for rank in range(1, size)]
+        finally:
+            os.close(memory)
+        for rank in self._ranks:
+            rank.channel.send(LoadPart(config.model_dump()))
+            threading.Thread(
+                target=self._read, args=(rank,), name=f"rank {rank.number}", daemon=True
+            ).start()
+        threading.Thread(target=self._watch, args=(patience_s,), name="ranks", daemon=True).start()
+
+    def lead(self, runner: Runner) -> LeadingRunner:
+        """Return rank 0's `runner`, which sends its steps to the others first."""
+        return LeadingRunner(runner, self)
+
+    def send(self, schedule: SchedulerOutput) -> None:
+        """Have all other ranks run a step.
+
+        Raises:
+            EngineDeadError: one has failed.
+        """
+        step = encode_step(schedule)
+        try:
+            for rank in self._ranks:
+                rank.channel.send(step)
+        except OSError:
+            raise self._failed() from None
+
+    def explained(self, error: RuntimeError) -> Exception:
+        """Return why an exchange with the other ranks failed, or another `error` as it is."""
+        text = str(error).partition("\n")[0]  # what follows is where in our C++ it was raised
+        if self.failure is not None:
+            return self.failure
+        return EngineDeadError(text) if _EXCHANGE.search(text) else error
+
+    def wait_until_loaded(self) -> list[str]:
+        """Wait until all other ranks have their part; return what each has.
+
+        Raises:
+            TridentError: one has failed.
+        """
+        for rank in self._ranks:
+            rank.loaded.wait()
+        if self.failure is not None:
+            raise self.failure
+        return [f"rank {rank.number}: {rank.description}" for rank in self._ranks]
+
+    def close(self) -> None:
+        """End all ranks. Repeatable."""
+        self._closing.set()
+        self.group.abort()
+        for rank in self._ranks:
+            rank.end()
+
+    def _read(self, rank: _Rank) -> None:
+        try:
+            while (message := rank.channel.receive()) is not None:
+                rank.num_signs += 1
+                match message:
+                    case Loaded(description):
+                        rank.description = description
+                        rank.loaded.set()
+                    case LoadFailed(error):
+                        self._fail(TridentError.of(error))
+                    case Alive():
+                        pass
+        except ChannelError:
+            pass
+        how, is_own_fault = rank.end()
+        self._fail(EngineDeadError(f"{rank.name} {how}"), is_own_fault=is_own_fault)
+
+    def _watch(self, patience_s: float) -> None:
+        """Find ranks that give no sign of life, in ticks: this process may be stopped itself."""
+        seen = [(0, 0.0)] * len(self._ranks)
+        while not self._closing.wait(_TICK_S):
+            for i, rank in enumerate(self._ranks):
+                num_signs, silent_s = seen[i]
+                silent_s = silent_s + _TICK_S if num_signs == rank.num_signs else 0.0
+                seen[i] = rank.num_signs, silent_s
+                limit_s = patience_s if rank.loaded.is_set() else _LOADING_TIMEOUT_S
+                if silent_s > limit_s:
+                    stopped = ", stopped from outside" if rank.is_stopped else ""
+                    text = f"hung: it gave no sign of life for {silent_s:g} s{stopped}"
+                    error = EngineDeadError(f"{rank.name} {text}")
+                    self._fail(error, is_own_fault=not stopped)
+
+    def _fail(self, error: TridentError, *, is_own_fault: bool = True) -> None:
+        """End all ranks because of `error`, unless they have failed or are closed already."""
+        with self._lock:
+            if self._closing.is_set() or self.failure is not None:
+                return
+            self.failure = error
+            has_started = all(rank.loaded.is_set() for rank in self._ranks)
+        if has_started:  # before rank 0 is woken, which ends then
+            self._on_failure(EngineFailed(str(error), is_own_fault))
+        self.group.abort()
+        for rank in self._ranks:
+            rank.loaded.set()
+            rank.kill()
+
+    def _failed(self) -> TridentError:
+        return self.failure or EngineDeadError("another rank of the model has ended")
+
+
+class LeadingRunner:
+    """Rank 0's `Runner`, which sends each step to the other ranks before it runs it."""
+
+    def __init__(self, runner: Runner, leader: Leader) -> None:
+        self._runner = runner
+        self._leader = leader
+
+    def forward(self, schedule: SchedulerOutput) -> None:
+        self._leader.send(schedule)
+        try:
+            self._runner.forward(schedule)
+        except RuntimeError as error:
+            raise self._leader.explained(error) from error
+
+    def sample(self, sampling: SamplingBatch) -> PendingStep:
+        try:
+            return self._runner.sample(sampling)
+        except RuntimeError as error:
+            raise self._leader.explained(error) from error
+
+    def expert_counts(self) -> NDArray[Any] | None:
+        return self._runner.expert_counts()
+
+
+class _Rank:
+    """The process of another rank.
+
+    Attributes:
+        channel: to it.
+        loaded: whether it has loaded its part, or never will.
+        num_signs: messages that it has sent.
+    """
+
+    def __init__(self, number: int, size: int, memory: int) -> None:
+        self.number = number
+        self.loaded = threading.Event()
+        self.description = ""
+        self.num_signs = 0
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [
+                        *(sys.executable, "-P", "-m", MODULE),
+                        *("--fd", str(theirs.fileno())),
+                        *("--memory", str(memory)),
+                        *("--rank", str(number), "--size", str(size)),
+                    ],
+                    pass_fds=[theirs.fileno(), memory],
+                    stdin=subprocess.DEVNULL,
+                )
+            except OSError as error:
+                ours.close()
+                raise ConfigError(
+                    f"a rank cannot be started: {error.strerror}", param="tensor_parallel_size"
+                ) from None
+        self.pid = self._process.pid
+        self.channel: Channel[ToRank, FromRank] = Channel(ours, FromRank)
+
+    def kill(self) -> None:
+        """Have the process end at once."""
+        self._process.kill()
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        return f"rank {self.number} (process {self.pid})"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process is stopped from outside."""
+        try:
+            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
+        except psutil.NoSuchProcess:
+            return False
+
+    def end(self) -> tuple[str, bool]:
+        """Make sure that the process has ended; return how, and whether by its own fault."""
+        self.channel.shutdown()
+        try:
+            status = self._process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        if status < 0:
+            is_own_fault = -status not in (signal.SIGKILL, signal.SIGTERM)
+            return f"was killed by {signal.Signals(-status).name}", is_own_fault
+        return f"ended with status {status}; see its log", True

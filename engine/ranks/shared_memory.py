@@ -1,0 +1,77 @@
+"""SharedMemoryGroup: the ranks of a model on the CPU of one machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedError
+from kernels.cpu.library import operations
+
+
+def allocate_shared_memory(size: int) -> int:
+    """Return the file descriptor of memory for `size` ranks, with no name and no path.
+
+    Raises:
+        UnsupportedError: the CPU kernels are not built, or not for this CPU.
+    """
+    file = os.memfd_create("trident-ranks")
+    os.ftruncate(file, _shared_sum().bytes(size))  # pages that nobody writes to take no memory
+    return file
+
+
+def _shared_sum() -> Any:
+    """Return the class of csrc/shared_sum.h."""
+    if operations(torch.empty(0)) is None:
+        raise UnsupportedError(
+            "must be 1 without the kernels that `python -m kernels.cpu` builds; build them, or set "
+            "it to 1",
+            param="tensor_parallel_size",
+        )
+    return torch.classes.trident_cpu.SharedSum
+
+
+class SharedMemoryGroup:
+    """A `RankGroup` of processes that have mapped the same memory."""
+
+    def __init__(self, file: int, rank: int, size: int, *, patience_s: float) -> None:
+        """Be one of `size` ranks.
+
+        Args:
+            file: as `allocate_shared_memory` returned it; may be closed afterwards.
+            patience_s: how long to wait for another rank within a step.
+        """
+        self.rank = rank
+        self.size = size
+        self._memory = _shared_sum()(file, rank, size, patience_s)
+
+    def sum(self, x: Tensor) -> Tensor:
+        total: Tensor = self._memory.sum(x)
+        return total
+
+    def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        found: Tensor = self._memory.gather(x, list(widths))
+        return found
+
+    def share(self, token_ids: Tensor) -> Tensor:
+        shared: Tensor = self._memory.share(token_ids.contiguous())
+        return shared
+
+    def least(self, value: int) -> int:
+        return int(self._memory.all(torch.tensor([int(value)])).min())
+
+    def first(self, value: int) -> int:
+        return int(self._memory.all(torch.tensor([int(value)]))[0, 0])
+
+    def abort(self) -> None:
+        """Have all ranks that wait for another one, now or later, raise `RuntimeError`."""
+        self._memory.abort()
+
+    def take_wait_seconds(self) -> float:
+        """Return how long this rank has waited for others since the last call."""
+        seconds: float = self._memory.take_wait_seconds()
+        return seconds

@@ -1,0 +1,111 @@
+"""A rank other than 0: `python -m engine.service.rank`, a child of the engine process.
+
+It loads its part of the model and runs the steps that rank 0 sends. It ends with rank 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import threading
+import time
+
+from engine.config.engine_config import EngineConfig
+from engine.errors import TridentError
+from engine.protocol.channel import Channel
+from engine.ranks.wire import (
+    ALIVE_INTERVAL_S,
+    Alive,
+    FromRank,
+    Loaded,
+    LoadFailed,
+    LoadPart,
+    Step,
+    ToRank,
+    decode_step,
+)
+from engine.service.logs import configure_logging
+from engine.service.process.openmp import set_wait
+from engine.service.process.serve import configure
+
+log = logging.getLogger("trident.engine")
+
+
+def main() -> None:
+    """Entry point of the process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="connected socket to rank 0")
+    parser.add_argument("--memory", type=int, required=True, help="memory that the ranks share")
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--size", type=int, required=True, help="number of ranks")
+    arguments = parser.parse_args()
+    configure()
+    channel: Channel[FromRank, ToRank] = Channel(socket.socket(fileno=arguments.fd), ToRank)
+    threading.Thread(target=_stay_alive, args=(channel,), name="alive", daemon=True).start()
+    status = 0
+    try:
+        _run(channel, arguments)
+    except OSError:  # rank 0 has gone
+        pass
+    except Exception:
+        log.exception("rank %d failed", arguments.rank)
+        status = 1
+    logging.shutdown()
+    os._exit(status)  # without waiting for daemon threads or the teardown of torch
+
+
+def _run(channel: Channel[FromRank, ToRank], arguments: argparse.Namespace) -> None:
+    first = channel.receive()
+    if first is None:
+        return
+    assert isinstance(first, LoadPart)
+    try:
+        config = EngineConfig.parse(first.config)
+        configure_logging(config.log_format)
+        set_wait(config)
+        # Imported here: torch reads what `set_wait` sets.
+        from engine.checkpoint.hub import resolve_checkpoint
+        from engine.core.schedule import NO_SAMPLING
+        from engine.execution.loading import load_model
+        from engine.models.registry import read_model_spec
+        from engine.ranks.shared_memory import SharedMemoryGroup
+
+        group = SharedMemoryGroup(
+            arguments.memory,
+            arguments.rank,
+            arguments.size,
+            patience_s=config.heartbeat_timeout_s,
+        )
+        os.close(arguments.memory)
+        checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
+        spec = read_model_spec(checkpoint, config.hf_overrides)
+        loaded = load_model(config, checkpoint, spec, list, lambda text: None, group)
+    except TridentError as error:
+        channel.send(LoadFailed(error.report()))
+        return
+    except Exception as error:
+        log.exception("rank %d could not load its part", arguments.rank)
+        text = f"rank {arguments.rank} could not start: {type(error).__name__}: {error}"
+        channel.send(LoadFailed(TridentError(text).report()))
+        return
+    channel.send(Loaded(loaded.description))
+    runner = loaded.runner
+    while (message := channel.receive()) is not None:
+        assert isinstance(message, Step)
+        runner.forward(decode_step(message))
+        runner.sample(NO_SAMPLING)
+
+
+def _stay_alive(channel: Channel[FromRank, ToRank]) -> None:
+    try:
+        while True:
+            channel.send(Alive())
+            time.sleep(ALIVE_INTERVAL_S)
+    except OSError:
+        os._exit(0)  # rank 0 has gone
+
+
+if __name__ == "__main__":
+    main()
