@@ -47,8 +47,9 @@ def _cache(kind: str) -> Path:
         except OSError:
             continue
     raise CheckpointError(
-        f"model: there is no place for a folder of {kind} files; name a directory that you can "
-        "write to with XDG_CACHE_HOME"
+        f"there is no place for a folder of {kind} files; name a directory that you can "
+        "write to with XDG_CACHE_HOME",
+        param="model",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -258,7 +259,7 @@ class EngineConfig(BaseModel):
             content = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", param=path.name) from None
-        fields = parse_json(content, path.name, ConfigError)
+        fields = parse_json(content, "", partial(ConfigError, param=path.name))
         if not isinstance(fields, dict):
             raise ConfigError("must hold one JSON object", param=path.name)
         overrides = cls.overrides(environ)

@@ -76,7 +76,7 @@ def load_weights(
     try:
         outline = build(device=torch.device("meta"))  # shapes alone, nothing is allocated
     except RuntimeError as error:
-        raise CheckpointError(f"config.json: sizes that no memory holds: {error}") from None
+        raise CheckpointError(f"sizes that no memory holds: {error}", param="config.json") from None
     if not is_dummy:
         check_weights(outline, checkpoint)
     if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):

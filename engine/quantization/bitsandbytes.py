@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.errors import CheckpointError
 from engine.fields import Fields
 from engine.layers.integer_weight import Int8Weight
 from engine.layers.stored_weight import WNA16Weight, of_integers
@@ -57,7 +58,7 @@ class LlmInt8(Format):
 
     def _weight(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
         if int(tensors["weight_format"]) != _ROWS:
-            raise ValueError(f"weight_format: must be {_ROWS}, rows")
+            raise CheckpointError(f"must be {_ROWS}, rows", param="weight_format")
         return Int8Weight(tensors["weight"], tensors["SCB"] / _LARGEST)
 
 

@@ -88,7 +88,7 @@ def while_loading(
         return asked
     stored = f"its format is {method}" if method else "it is not quantised"
     raise UnsupportedError(
-        f"quantization: the checkpoint is not in {asked}: {stored}; leave it out"
+        f"the checkpoint is not in {asked}: {stored}; leave it out", param="quantization"
     )
 
 

@@ -179,10 +179,10 @@ def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor], names: Tens
         path = prefix + _ATTENTION_PREFIX[:-1]
         attention = modules.get(path)
         if not isinstance(attention, Attention):
-            raise CheckpointError(f"{stored.name}: is of a layer that config.json does not have")
+            raise CheckpointError("is of a layer that config.json does not have", param=stored.name)
         for target in _KV_SCALE_TARGETS[suffix]:
             if f"{path}.{target}" in values:
-                raise CheckpointError(f"{stored.name}: comes beside another {path}.{target}")
+                raise CheckpointError(f"comes beside another {path}.{target}", param=stored.name)
             place = attention.get_buffer(target)
             values[f"{path}.{target}"] = place, _read_kv_scale(stored, len(place))
     for place, value in values.values():
@@ -194,12 +194,13 @@ def _read_kv_scale(stored: StoredTensor, num_kv_heads: int) -> Tensor:
     require_float(stored)
     if stored.num_elements not in (1, num_kv_heads):
         raise CheckpointError(
-            f"{stored.name}: has shape {list(stored.shape)}; must be one scale, or one for each of "
-            f"{num_kv_heads} KV heads"
+            f"has shape {list(stored.shape)}; must be one scale, or one for each of "
+            f"{num_kv_heads} KV heads",
+            param=stored.name,
         )
     value = read_tensor(stored).flatten().float()
     if not bool((value.isfinite() & (value > 0)).all()):
-        raise CheckpointError(f"{stored.name}: must be positive (got {value.tolist()})")
+        raise CheckpointError(f"must be positive (got {value.tolist()})", param=stored.name)
     return value.expand(num_kv_heads)
 
 
@@ -344,16 +345,18 @@ def match_changes(
         name = next((each for each in (trained, *spellings) if each in stored), None)
         if name is None:
             raise CheckpointError(
-                f"{change.a.name}: the base has no {trained} of floats, into which it could be "
+                f"the base has no {trained} of floats, into which it could be "
                 "merged; if the base is quantised, set base_model_name_or_path in "
-                "adapter_config.json to one that is not"
+                "adapter_config.json to one that is not",
+                param=change.a.name,
             )
         is_head = name == names.of(HEAD, prefix)
         change = replace(change, transposed=names.transposed and not is_head)
         if (shape := stored[name].shape) != change.shape:
             raise CheckpointError(
-                f"{change.a.name}: is for a weight of shape {list(change.shape)}, but the base's "
-                f"{name} has {list(shape)}"
+                f"is for a weight of shape {list(change.shape)}, but the base's "
+                f"{name} has {list(shape)}",
+                param=change.a.name,
             )
         found[name] = change
     return found
@@ -447,7 +450,8 @@ def load_weights(
             try:
                 on_layer(layer)
             except CheckpointError as error:  # a value that only the conversion reads
-                raise CheckpointError(f"{', '.join(files)}: {error}") from None
+                where = f"{error.message} (in {', '.join(files)})"
+                raise error.reworded(where, param=error.params) from None
 
 
 def _by_layer(

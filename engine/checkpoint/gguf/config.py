@@ -152,7 +152,7 @@ def _floats(file: GgufFile, name: str) -> list[float]:
     """
     tensor = file.tensors.get(name)
     if tensor is None or tensor.type_name != "F32":
-        raise CheckpointError(f"{file.path.name}: {name}: must be a tensor of F32")
+        raise CheckpointError("must be a tensor of F32", param=f"{file.path.name}: {name}")
     values = np.fromfile(tensor.file, "<f4", math.prod(tensor.shape), offset=tensor.offset)
     return [float(value) for value in values]
 

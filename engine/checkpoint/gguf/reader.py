@@ -81,7 +81,9 @@ def read_gguf(path: Path) -> GgufFile:
     for part in _other_parts(first):
         for name, tensor in _read_part(part).tensors.items():
             if name in tensors:
-                raise CheckpointError(f"{part}: has tensor {name}, as {tensors[name].file.name}")
+                raise CheckpointError(
+                    f"has tensor {name}, as {tensors[name].file.name}", param=str(part)
+                )
             tensors[name] = tensor
     return replace(first, tensors=tensors)
 
@@ -102,7 +104,9 @@ def _other_parts(first: GgufFile) -> list[Path]:
     for i in range(2, count + 1):
         part = first.path.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf")
         if not part.is_file():
-            raise CheckpointError(f"{part}: not found, but {name} is the first of {count} parts")
+            raise CheckpointError(
+                f"not found, but {name} is the first of {count} parts", param=str(part)
+            )
         parts.append(part)
     return parts
 
@@ -112,9 +116,9 @@ def _read_part(path: Path) -> GgufFile:
         with path.open("rb") as file:
             return _Reader(path, file).read()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"cannot be read: {error.strerror}", param=str(path)) from None
     except UnicodeDecodeError:
-        raise CheckpointError(f"{path}: broken header: a text that is not UTF-8") from None
+        raise CheckpointError("broken header: a text that is not UTF-8", param=str(path)) from None
 
 
 class _Reader:
@@ -126,7 +130,7 @@ class _Reader:
     def read(self) -> GgufFile:
         if self._file.read(len(_MAGIC)) != _MAGIC:
             problem = f"is not a GGUF file: it does not begin with {_MAGIC.decode()}"
-            raise unreadable(self._path, f"{self._path}: {problem}")
+            raise unreadable(self._path, problem)
         version = self._number("I")
         if version not in _VERSIONS:
             raise self._error(f"has version {version} of GGUF; supported: 2, 3")
@@ -167,8 +171,8 @@ class _Reader:
         kind, offset = self._number("I"), self._number("Q")
         if kind not in TYPES:
             raise UnsupportedError(
-                f"{self._path}: tensor {name}: type {kind} is not supported; supported: "
-                f"{', '.join(_BLOCKS)}"
+                f"type {kind} is not supported; supported: {', '.join(_BLOCKS)}",
+                param=f"{self._path}: tensor {name}",
             )
         return name, tuple(reversed(dims)), TYPES[kind][0], offset
 
@@ -215,7 +219,7 @@ class _Reader:
         return self._error(f"is truncated: it ends before {self._place} does")
 
     def _error(self, problem: str) -> CheckpointError:
-        return CheckpointError(f"{self._path}: {problem}")
+        return CheckpointError(problem, param=str(self._path))
 
 
 def block_size(type_name: str) -> tuple[int, int]:

@@ -176,11 +176,15 @@ def write_tokenizer(folder: Path, header: GgufFile) -> None:
         )
         tokenizer.save_pretrained(str(folder))
     except Exception as error:  # transformers raises anything
-        raise CheckpointError(f"{header.path}: its tokenizer cannot be read: {error}") from None
+        raise CheckpointError(
+            f"its tokenizer cannot be read: {error}", param=str(header.path)
+        ) from None
     content, config = _read(folder / _FILE), _read(folder / _CONFIG)
     if content["model"]["type"] != "BPE":
         kind = header.metadata.get("tokenizer.ggml.model")
-        raise CheckpointError(f"{header.path}: its tokenizer of type {kind!r} is not supported")
+        raise CheckpointError(
+            f"its tokenizer of type {kind!r} is not supported", param=str(header.path)
+        )
     content["model"]["ignore_merges"] = is_of_whole_words
     mend_splits(content, header)
     _mend_special_tokens(content, config, header)

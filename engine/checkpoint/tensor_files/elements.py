@@ -80,7 +80,7 @@ def read_into(memory: Tensor, file: io.FileIO, tensor: StoredTensor, start: int)
             offset += count
     except OSError as error:
         raise CheckpointError(
-            f"{tensor.name}: cannot be read from {tensor.file}: {error}"
+            f"cannot be read from {tensor.file}: {error}", param=tensor.name
         ) from None
 
 
@@ -93,4 +93,4 @@ def open_file(file: Path) -> io.FileIO:
     try:
         return file.open("rb", buffering=0)
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be opened: {error.strerror}") from None
+        raise CheckpointError(f"cannot be opened: {error.strerror}", param=str(file)) from None

@@ -16,6 +16,7 @@ from engine.checkpoint.tensor_files.headers import read_headers
 from engine.demo import CHECKPOINT_DIR
 from engine.errors import CheckpointError
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.errors import refuses
 from tests.factories.gguf_files import write_gguf
 from tests.factories.hub_server import hub_server
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
@@ -128,7 +129,7 @@ def test_a_missing_folder_is_not_looked_up(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # elsewhere there may be one
-    with pytest.raises(CheckpointError, match=f"^model: there is no folder {model}$"):
+    with refuses("invalid_checkpoint", "model", match=f"there is no folder {model}"):
         resolve_checkpoint(model)
 
 

@@ -17,6 +17,7 @@ from engine.execution.memory.kv_cache_plan import (
     require_room_for_weights,
 )
 from engine.execution.memory.step_memory import with_memory
+from tests.factories.errors import refuses
 from tests.factories.sampling import EMPTY
 from tests.factories.simulated_gpu import Gpu
 
@@ -136,12 +137,10 @@ def test_what_an_earlier_engine_has_given_back_is_free(gpu: Gpu) -> None:
 
 def test_weights_that_exceed_the_share_are_refused_before_they_are_loaded(gpu: Gpu) -> None:
     require_room_for_weights(71 * GIB, CUDA, config())
-    with pytest.raises(InsufficientMemoryError, match=r"^model: it takes 72\.00 GiB, which leaves"):
+    with refuses("insufficient_memory", "model", match=r"it takes 72\.00 GiB, which leaves"):
         require_room_for_weights(72 * GIB, CUDA, config())
     require_room_for_weights(79 * GIB, CUDA, config(num_gpu_blocks_override=9))
-    with pytest.raises(
-        InsufficientMemoryError, match=r"^model: its weights need 79\.50 GiB, but on"
-    ):
+    with refuses("insufficient_memory", "model", match=r"its weights need 79\.50 GiB, but on"):
         require_room_for_weights(159 * GIB // 2, CUDA, config(num_gpu_blocks_override=9))
 
 
