@@ -41,7 +41,8 @@ def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
     for own_name, own_value in given.items():
         if own_name in _STORED:
             raise ConfigError(
-                "the format of the weights is the file's", param=f"hf_overrides: {own_name}"
+                "cannot be overridden: it says how the file stores the weights; leave it out",
+                param=f"hf_overrides: {own_name}",
             )
         name, value = _placed(own_name, own_value, found)
         before = found.get(name)

@@ -60,7 +60,7 @@ def _find(model: str, weights: bool, setting: str) -> Path:
     if os.path.isfile(folder) and folder.endswith(".gguf"):
         return _folder_of_gguf(Path(folder))
     if os.path.exists(folder):
-        raise CheckpointError(f"{model} is a file; name the folder that holds it", param=setting)
+        raise CheckpointError(f"{model} is a file; give the folder that holds it", param=setting)
     repository, _, kind = model.partition(":")
     if kind:
         return _folder_of_gguf(_download_gguf(repository, kind, setting))
@@ -88,7 +88,7 @@ def _download_gguf(repository: str, kind: str, setting: str) -> Path:
     """Return the GGUF file, or the first part of it, whose name ends with `kind`."""
     if not re.fullmatch(r"[\w.-]+", kind):  # a pattern would fetch all that it matches
         raise CheckpointError(
-            f"{kind!r} is not the end of a GGUF file's name (for example Q4_K_M)", param=setting
+            f"{kind!r} is not a GGUF quantisation suffix (for example Q4_K_M)", param=setting
         )
     spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
     wanted = [f"*{each}{parts}.gguf" for each in spellings for parts in ("", _PARTS)]
@@ -98,7 +98,7 @@ def _download_gguf(repository: str, kind: str, setting: str) -> Path:
     files = sorted(file for file in folder.rglob("*.gguf") if end.fullmatch(file.name))
     if not files:
         raise CheckpointError(
-            f"{repository} has no GGUF file whose name ends with {kind}; see "
+            f"{repository} has no GGUF file with the suffix {kind}; see "
             f"https://huggingface.co/{repository}/tree/main",
             param=setting,
         )
@@ -142,12 +142,13 @@ def _download(
         ) from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
-            f"there is no folder {model}, the Hugging Face hub cannot be reached, and "
-            "its local cache does not hold all of it; check the network, HF_HUB_OFFLINE and "
-            "HTTPS_PROXY, or download it elsewhere and name its folder",
+            f"there is no folder {model}, the Hugging Face hub cannot be reached, and its local "
+            "cache is incomplete; check the network, HF_HUB_OFFLINE and HTTPS_PROXY, or download "
+            "the model elsewhere and give its folder",
             param=setting,
         ) from None
     except Exception as error:  # whatever the transport or the disk may raise
         raise CheckpointError(
-            f"{model} could not be downloaded: {error}; try again, and it resumes", param=setting
+            f"{model} could not be downloaded: {error}; try again: the download resumes",
+            param=setting,
         ) from None

@@ -45,13 +45,12 @@ def check_quantization(
     if quantization == "fp8":
         if not has_triton(device):
             raise UnsupportedError(
-                "fp8 is for GPUs only: a CPU has no GEMM of it; set it to int8, or leave it out",
+                "fp8 is for GPUs only; set it to int8, or leave it out",
                 param="quantization",
             )
         if dtype == torch.float32:
             raise UnsupportedError(
-                "fp8 needs a dtype of 16 bits, which its GEMM returns; set dtype to "
-                "bfloat16, or leave it out",
+                "fp8 needs a dtype of 16 bits; set dtype to bfloat16, or leave it out",
                 param="quantization",
             )
         return
@@ -104,8 +103,8 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
         )
     ):
         raise UnsupportedError(
-            "on a CPU it needs the kernels that `python -m kernels.cpu` builds, and "
-            "projections of a multiple of 4 inputs, of 16 in an MLP; leave it out",
+            "on a CPU it needs the kernels that `python -m kernels.cpu` builds, and projections "
+            "with a multiple of 4 inputs, or of 16 in an MLP; leave it out",
             param="deterministic",
         )
 

@@ -120,7 +120,10 @@ def rotary_dim(config: Fields, head_dim: int, *, factor: float = 1.0) -> int:
     share = _partial_factor(config, _rope_fields(config, None), factor)
     dim = int(head_dim * share) if share <= 1 else 0
     if dim % 2 or dim < 1:
-        raise config.error("partial_rotary_factor", f"must rotate an even part of {head_dim}")
+        raise config.error(
+            "partial_rotary_factor",
+            f"must give an even number of rotated dimensions, out of {head_dim}",
+        )
     return dim
 
 

@@ -186,7 +186,7 @@ def _format(tensor: StoredTensor) -> FourBit:
     """Return what a tensor of JSON says."""
     name, where = tensor.name, f"{tensor.file.name}: {tensor.name}"
     if tensor.type_name != "U8":
-        raise CheckpointError(f"has dtype {tensor.type_name}, but must be uint8", param=where)
+        raise CheckpointError(f"must be of uint8 (got dtype {tensor.type_name})", param=where)
     content = bytes(read_tensor(tensor).tolist())
     fields = Fields(parse_json_object(content, where), name=where)
     kind = fields.text("quant_type")

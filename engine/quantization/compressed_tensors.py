@@ -76,8 +76,8 @@ class PackedGroups(Format):
         per_word, group_size = 32 // self.bits, self.group_size or in_features
         if in_features % per_word or in_features % group_size:
             raise UnsupportedError(
-                f"group_size {group_size} and words of {per_word} do not fit "
-                f"a weight of {out_features} x {in_features}",
+                f"group_size {group_size} and {per_word} must divide the inputs of a weight of "
+                f"{out_features} x {in_features} (outputs x inputs)",
                 param="quantization_config",
             )
         stored = {
@@ -157,7 +157,7 @@ def parse_compressed_tensors(config: Fields) -> Format:
     """Read a `quantization_config` whose method is compressed-tensors."""
     groups = config.child("config_groups")
     if groups is None or len(groups.names()) != 1:
-        raise config.unsupported("config_groups", "must be one group; more are not supported")
+        raise config.unsupported("config_groups", "must have exactly one group")
     group = groups.child(groups.names()[0])
     weights = None if group is None else group.child("weights")
     if group is None or weights is None:

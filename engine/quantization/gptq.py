@@ -42,8 +42,8 @@ class Gptq(Format):
         group_size = in_features if self.group_size == -1 else self.group_size
         if in_features % per_word or in_features % group_size or out_features % per_word:
             raise UnsupportedError(
-                f"group_size {self.group_size} and words of {per_word} "
-                f"do not fit a weight of {out_features} x {in_features}",
+                f"group_size {self.group_size} must divide the inputs, and {per_word} the inputs "
+                f"and outputs, of a weight of {out_features} x {in_features} (outputs x inputs)",
                 param="quantization_config",
             )
         groups = in_features // group_size

@@ -38,7 +38,7 @@ class Mxfp4(Format):
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         if in_features % _BLOCK:
             raise UnsupportedError(
-                f"mxfp4 has blocks of {_BLOCK}, of which {in_features} inputs are no multiple",
+                f"in_features {in_features} is not a multiple of the block size {_BLOCK} of mxfp4",
                 param="quantization_config",
             )
         num_blocks = in_features // _BLOCK

@@ -41,7 +41,7 @@ class Nvfp4(Format):
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         if in_features % _BLOCK:
             raise UnsupportedError(
-                f"nvfp4 has blocks of {_BLOCK}, of which {in_features} inputs are no multiple",
+                f"in_features {in_features} is not a multiple of the block size {_BLOCK} of nvfp4",
                 param="quantization_config",
             )
         scales = (out_features, in_features // _BLOCK)

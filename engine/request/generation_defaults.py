@@ -102,7 +102,7 @@ def _generation(
     given = settings.override_generation_config or {}
     if unknown := given.keys() - set(_FIELDS):
         raise ConfigError(
-            f"has no effect here; only {', '.join(_FIELDS)}", param=f"{_OVERRIDES}: {min(unknown)}"
+            f"has no effect; supported: {', '.join(_FIELDS)}", param=f"{_OVERRIDES}: {min(unknown)}"
         )
     if not given.keys().isdisjoint(("temperature", *_FILTERS)):
         fields["do_sample"] = True
@@ -139,7 +139,7 @@ def _end_tokens(fields: Mapping[str, Any], file_name: str, vocab_size: int) -> t
     for token_id in tokens:
         if token_id >= vocab_size:
             raise CheckpointError(
-                f"{token_id} must be below the model's vocab_size {vocab_size}",
+                f"must be below the model's vocab_size {vocab_size} (got {token_id})",
                 param=f"{file_name}: eos_token_id",
             )
     return tokens

@@ -179,10 +179,14 @@ def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor], names: Tens
         path = prefix + _ATTENTION_PREFIX[:-1]
         attention = modules.get(path)
         if not isinstance(attention, Attention):
-            raise CheckpointError("is of a layer that config.json does not have", param=stored.name)
+            raise CheckpointError(
+                "belongs to a layer that config.json does not describe", param=stored.name
+            )
         for target in _KV_SCALE_TARGETS[suffix]:
             if f"{path}.{target}" in values:
-                raise CheckpointError(f"comes beside another {path}.{target}", param=stored.name)
+                raise CheckpointError(
+                    f"sets {path}.{target}, which another tensor sets too", param=stored.name
+                )
             place = attention.get_buffer(target)
             values[f"{path}.{target}"] = place, _read_kv_scale(stored, len(place))
     for place, value in values.values():
@@ -194,8 +198,8 @@ def _read_kv_scale(stored: StoredTensor, num_kv_heads: int) -> Tensor:
     require_float(stored)
     if stored.num_elements not in (1, num_kv_heads):
         raise CheckpointError(
-            f"has shape {list(stored.shape)}; must be one scale, or one for each of "
-            f"{num_kv_heads} KV heads",
+            f"must hold one scale, or one for each of {num_kv_heads} KV heads (got shape "
+            f"{list(stored.shape)})",
             param=stored.name,
         )
     value = read_tensor(stored).flatten().float()
@@ -345,9 +349,8 @@ def match_changes(
         name = next((each for each in (trained, *spellings) if each in stored), None)
         if name is None:
             raise CheckpointError(
-                f"the base has no {trained} of floats, into which it could be "
-                "merged; if the base is quantised, set base_model_name_or_path in "
-                "adapter_config.json to one that is not",
+                f"the base has no {trained} of floats to merge it into; if the base is quantised, "
+                "set base_model_name_or_path in adapter_config.json to one that is not",
                 param=change.a.name,
             )
         is_head = name == names.of(HEAD, prefix)

@@ -134,7 +134,7 @@ def match_tensors(
             if names.is_ignored(name) or _is_empty_bias(tensor, places):
                 continue
             raise CheckpointError(
-                f"tensor in {tensor.file.name} that this architecture does not have", param=name
+                f"is not a tensor of this architecture (in {tensor.file.name})", param=name
             )
         place, wanted, _ = places[name].of_shape(tensor.shape)
         tensor = tensor.as_stored(place.dtype)

@@ -82,7 +82,7 @@ def read_gguf(path: Path) -> GgufFile:
         for name, tensor in _read_part(part).tensors.items():
             if name in tensors:
                 raise CheckpointError(
-                    f"has tensor {name}, as {tensors[name].file.name}", param=str(part)
+                    f"has tensor {name}, which {tensors[name].file.name} has too", param=str(part)
                 )
             tensors[name] = tensor
     return replace(first, tensors=tensors)
@@ -98,14 +98,17 @@ def _other_parts(first: GgufFile) -> list[Path]:
         raise fields.error("split.no", f"the file is a shard of {count}; pass the first shard")
     name, own = first.path.name, f"-00001-of-{count:05d}.gguf"
     if not name.endswith(own):
-        raise fields.error("split.count", f"the first of {count} parts must be called *{own}")
+        raise fields.error(
+            "split.count", f"the file name of the first of {count} shards must end with {own}"
+        )
     stem = name.removesuffix(own)
     parts: list[Path] = []
     for i in range(2, count + 1):
         part = first.path.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf")
         if not part.is_file():
             raise CheckpointError(
-                f"not found, but {name} is the first of {count} parts", param=str(part)
+                f"not found; {name} is the first of {count} shards, which must be in one folder",
+                param=str(part),
             )
         parts.append(part)
     return parts
@@ -118,7 +121,9 @@ def _read_part(path: Path) -> GgufFile:
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", param=str(path)) from None
     except UnicodeDecodeError:
-        raise CheckpointError("broken header: a text that is not UTF-8", param=str(path)) from None
+        raise CheckpointError(
+            "broken header: a string in it is not valid UTF-8", param=str(path)
+        ) from None
 
 
 class _Reader:
@@ -133,7 +138,7 @@ class _Reader:
             raise unreadable(self._path, problem)
         version = self._number("I")
         if version not in _VERSIONS:
-            raise self._error(f"has version {version} of GGUF; supported: 2, 3")
+            raise self._error(f"GGUF version {version} is not supported; supported: 2, 3")
         num_tensors, num_fields = self._number("Q"), self._number("Q")
         metadata: dict[str, Any] = {}
         for i in range(num_fields):
@@ -154,10 +159,11 @@ class _Reader:
             num_bytes = self._num_bytes(name, shape, type_name)
             if offset % alignment:
                 raise self._error(
-                    f"tensor {name}: offset {offset} is no multiple of {_ALIGNMENT} ({alignment})"
+                    f"tensor {name}: offset {offset} is not a multiple of {_ALIGNMENT} "
+                    f"({alignment})"
                 )
             if start + offset + num_bytes > self._size:
-                raise self._error(f"is truncated: it ends before tensor {name} does")
+                raise self._error(f"is truncated: it ends before the end of tensor {name}")
             if name in placed:
                 raise self._error(f"has tensor {name} twice")
             placed[name] = GgufTensor(name, shape, type_name, self._path, start + offset, num_bytes)
@@ -166,7 +172,9 @@ class _Reader:
     def _tensor(self) -> tuple[str, tuple[int, ...], str, int]:
         name, num_dims = self._string(), self._number("I")
         if not 0 < num_dims <= _MAX_DIMS:
-            raise self._error(f"tensor {name}: has {num_dims} dimensions")
+            raise self._error(
+                f"tensor {name}: must have 1 to {_MAX_DIMS} dimensions (got {num_dims})"
+            )
         dims = [self._number("Q") for _ in range(num_dims)]
         kind, offset = self._number("I"), self._number("Q")
         if kind not in TYPES:
@@ -191,14 +199,14 @@ class _Reader:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
-            raise self._error(f"{self._place}: a value of type {kind} is not known")
+            raise self._error(f"{self._place}: value type {kind} is unknown")
         kind, count = self._number("I"), self._number("Q")
         if kind in _NUMBERS:
             letter = _NUMBERS[kind]
             values = self._bytes(count * struct.calcsize(f"<{letter}"))
             return list(struct.unpack(f"<{count}{letter}", values))
         if kind != _STRING:
-            raise self._error(f"{self._place}: an array of type {kind} is not known")
+            raise self._error(f"{self._place}: array type {kind} is unknown")
         if count > self._size:  # before memory is taken for it
             raise self._truncated()
         return [self._string() for _ in range(count)]
@@ -216,7 +224,7 @@ class _Reader:
         return content
 
     def _truncated(self) -> CheckpointError:
-        return self._error(f"is truncated: it ends before {self._place} does")
+        return self._error(f"is truncated: it ends before the end of {self._place}")
 
     def _error(self, problem: str) -> CheckpointError:
         return CheckpointError(problem, param=str(self._path))

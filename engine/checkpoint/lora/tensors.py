@@ -98,13 +98,15 @@ def read_adapter(path: Path) -> Adapter | None:
             parts.setdefault(match[1], {})[match[2] or match[3]] = tensor
         elif "lora_" in name or not name.endswith((".weight", ".bias")):
             raise UnsupportedError(
-                f"in {WEIGHTS}: LoRA of this kind is not supported", param=tensor.name
+                f"LoRA tensors of this kind are not supported (in {WEIGHTS})", param=tensor.name
             )
         else:
             name = name.replace(".base_layer.", ".")
             whole[name] = replace(tensor, name=name)
         if not tensor.is_float:
-            raise CheckpointError(f"has dtype {tensor.type_name} in {WEIGHTS}", param=tensor.name)
+            raise CheckpointError(
+                f"must be of floats (got dtype {tensor.type_name} in {WEIGHTS})", param=tensor.name
+            )
     return Adapter(
         whole, {f"{name}.weight": _low_rank(name, parts[name], config) for name in parts}
     )
@@ -118,12 +120,12 @@ def _low_rank(module: str, parts: dict[str, StoredTensor], config: LoraConfig) -
     is_pair = len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] > 0
     if not is_pair:
         raise CheckpointError(
-            f"lora_A {list(a.shape)} and lora_B {list(b.shape)} in {WEIGHTS} do not fit",
+            f"lora_A {list(a.shape)} and lora_B {list(b.shape)} in {WEIGHTS} do not fit together",
             param=module,
         )
     if magnitude is not None and magnitude.num_elements != b.shape[0]:
         raise CheckpointError(
-            f"has shape {list(magnitude.shape)}, not [{b.shape[0]}], in {WEIGHTS}",
+            f"must have shape [{b.shape[0]}] (got {list(magnitude.shape)} in {WEIGHTS})",
             param=magnitude.name,
         )
     return LowRank(a, b, magnitude, config.scale(module, a.shape[0]))

@@ -75,7 +75,7 @@ def read_into(memory: Tensor, file: io.FileIO, tensor: StoredTensor, start: int)
         while rest:
             count = os.preadv(file.fileno(), [rest], offset)
             if count == 0:
-                raise OSError("it has become shorter than its header says")
+                raise OSError("the file is shorter now than its header says")
             rest = rest[count:]
             offset += count
     except OSError as error:

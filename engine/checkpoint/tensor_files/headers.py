@@ -31,7 +31,9 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
         found = {tensor.name: tensor for tensor in read_file(file)}
         for name in promised:
             if name not in found:
-                raise CheckpointError(f"{INDEX} says {file.name}, which lacks it", param=name)
+                raise CheckpointError(
+                    f"not found in {file.name}, although {INDEX} names that file", param=name
+                )
         for name, tensor in found.items():
             if name in stored:
                 raise CheckpointError(
@@ -76,13 +78,15 @@ def _shards(path: Path) -> dict[Path, list[str]]:
     for name in weight_map.names():
         file = weight_map.text(name)
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise weight_map.error(name, f"must name a .safetensors file beside it (got {file!r})")
+            raise weight_map.error(
+                name, f"must name a .safetensors file in the same folder (got {file!r})"
+            )
         shards.setdefault(path / file, []).append(name)
     for file_path, names in shards.items():
         if not file_path.is_file():
             raise CheckpointError(
-                f"not found in {path}, but {INDEX} says that it holds "
-                f"{names[0]} and {len(names) - 1} more tensors",
+                f"not found in {path}; {INDEX} says that it holds {names[0]} and {len(names) - 1} "
+                "more tensors",
                 param=file_path.name,
             )
     return shards

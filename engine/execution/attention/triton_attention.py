@@ -34,7 +34,7 @@ class TritonAttention:
             )
         if group > MAX_GROUP:
             raise UnsupportedError(
-                f"at most {MAX_GROUP} query heads can share one on a GPU (got {group})",
+                f"at most {MAX_GROUP} query heads may share one KV head on a GPU (got {group})",
                 param="config.json: num_key_value_heads",
             )
 

@@ -79,10 +79,9 @@ def memory_before_loading(config: ResolvedConfig, device: torch.device) -> Memor
     share = gpu_share(config, before.total)
     if cache_fills_share(config) and before.free < share:
         raise InsufficientMemoryError(
-            f"{config.gpu_memory_utilization:g} of {gib(before.total)} is "
-            f"{gib(share)}, but only {gib(before.free)} of memory is free on {device}; end what "
-            "else uses it, or lower gpu_memory_utilization to at most "
-            f"{int(100 * before.free / before.total) / 100:g}",
+            f"{config.gpu_memory_utilization:g} of {gib(before.total)} is {gib(share)}, but only "
+            f"{gib(before.free)} of memory is free on {device}; end other programs on it, or lower "
+            f"gpu_memory_utilization to at most {int(100 * before.free / before.total) / 100:g}",
             param="gpu_memory_utilization",
         )
     return before

@@ -137,8 +137,8 @@ def require_room_for_weights(num_bytes: int, device: torch.device, config: Resol
     free = _free_bytes(device)
     if num_bytes > free:
         raise InsufficientMemoryError(
-            f"its weights need {gib(num_bytes)}, but only {gib(free)} of memory is free "
-            f"on {device.type}; choose a smaller model or dtype, or free some memory",
+            f"the weights need {gib(num_bytes)}, but only {gib(free)} of memory is free on "
+            f"{device.type}; choose a smaller model or dtype, or free some memory",
             param="model",
         )
     if device.type == "cuda" and cache_fills_share(config):
@@ -196,7 +196,7 @@ def _gpu_budget(config: ResolvedConfig, profile: MemoryProfile) -> int:
 
 def _model_too_large(config: ResolvedConfig, num_bytes: int, total: int) -> InsufficientMemoryError:
     return InsufficientMemoryError(
-        f"it takes {gib(num_bytes)}, which leaves nothing of {_share_text(config, total)}; "
+        f"the weights take {gib(num_bytes)}, which leaves nothing of {_share_text(config, total)}; "
         "choose a smaller model or dtype, or raise gpu_memory_utilization",
         param="model",
     )

@@ -34,7 +34,10 @@ def load(checkpoint: Path, **fields: Any) -> LLM:
         ({"intermediate_size": 10**9}, r"mlp\.down_proj\.weight: has shape \[64, 96\]"),
         ({"num_hidden_layers": 4096}, r"model\.layers\.3\..*: missing from model\.safetensors"),
         ({"num_attention_heads": 2**20}, r"self_attn\.o_proj\.weight: has shape \[64, 64\]"),
-        ({"hidden_size": 2**31 - 2, "intermediate_size": 2**31 - 2}, "sizes that no memory holds"),
+        (
+            {"hidden_size": 2**31 - 2, "intermediate_size": 2**31 - 2},
+            "tensors that no memory can hold",
+        ),
     ],
 )
 def test_sizes_that_the_tensors_do_not_have(

@@ -166,7 +166,7 @@ def test_blocks_and_heads_without_kernels_are_refused_before_anything_is_loaded(
 def test_a_prompt_must_fit_into_a_step_that_may_not_be_split(gpu: Gpu) -> None:
     with refuses("invalid_setting", "max_num_batched_tokens", match=r"max_model_len \(4096\)"):
         load([], enable_chunked_prefill=False, max_num_batched_tokens=4095)
-    with refuses("invalid_setting", "max_model_len", match="4097 exceeds the 4096 positions"):
+    with refuses("invalid_setting", "max_model_len", match="must be at most 4096"):
         load([], max_model_len=4097)
 
 

@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "method": ("awq", {"quant_method": "hqq"}, "quant_method: 'hqq' is not supported; supported"),
     "awq bits": ("awq", {"bits": 8}, "bits: 8 is not supported; only 4"),
     "awq layout": ("awq", {"version": "gemv"}, "version: 'gemv'"),
-    "awq group": ("awq", {"group_size": 40}, "group_size 40 .* do not fit a weight of 64 x 64"),
+    "awq group": ("awq", {"group_size": 40}, "group_size 40 must divide .* of a weight of 64 x 64"),
     "bitsandbytes storage": (
         "bitsandbytes-nf4",
         {"bnb_4bit_quant_storage": "bfloat16"},
@@ -261,7 +261,9 @@ def test_a_broken_scale_of_experts_is_named(tmp_path: Path) -> None:
     ):
         PagedModel(quantized)
     change_config(quantized, intermediate_size=80)
-    with pytest.raises(UnsupportedError, match="blocks of 32, of which 80 inputs are no multiple"):
+    with pytest.raises(
+        UnsupportedError, match="in_features 80 is not a multiple of the block size 32"
+    ):
         PagedModel(quantized)
 
 

@@ -154,9 +154,9 @@ def test_each_way_of_asking_for_beams(fields: dict[str, object], n: int, width: 
     ("fields", "message"),
     [
         ({"beam_width": 2, "n": 3}, r"n: must not exceed beam_width \(3 > 2\)"),
-        ({"beam_width": 2, "best_of": 2}, "best_of: is not possible with beam_width"),
-        ({"beam_width": 2, "stop": "a"}, "stop: is not possible with beam_width"),
-        ({"beam_width": 2, "guided_regex": "a"}, "structured_outputs: is not possible"),
+        ({"beam_width": 2, "best_of": 2}, "best_of: is not supported with beam_width"),
+        ({"beam_width": 2, "stop": "a"}, "stop: is not supported with beam_width"),
+        ({"beam_width": 2, "guided_regex": "a"}, "structured_outputs: is not supported"),
         ({"beam_width": 2, "max_tokens": 0, "prompt_logprobs": 0}, "max_tokens: must be at least"),
         ({"beam_width": 65}, "beam_width: .*64"),
         ({"beam_width": 0}, "beam_width: .*1"),

@@ -126,8 +126,8 @@ def test_broken_configurations(base: Path, field: str, value: object) -> None:
             {**PAIR, f"{Q}.lora_B.weight": torch.ones(64, 3)},
             r"lora_A \[2, 64\] and lora_B",
         ),
-        ({**PAIR, f"{Q}.lora_A.weight": torch.ones(2, 64).int()}, "has dtype I32"),
-        ({**PAIR, f"{Q}.lora_magnitude_vector": torch.ones(7)}, r"has shape \[7\], not \[64\]"),
+        ({**PAIR, f"{Q}.lora_A.weight": torch.ones(2, 64).int()}, "got dtype I32"),
+        ({**PAIR, f"{Q}.lora_magnitude_vector": torch.ones(7)}, r"must have shape \[64\]"),
     ],
 )
 def test_broken_tensors(base: Path, tensors: dict[str, torch.Tensor] | None, error: str) -> None:
@@ -139,7 +139,7 @@ def test_broken_tensors(base: Path, tensors: dict[str, torch.Tensor] | None, err
 def test_an_embedding_is_refused(base: Path) -> None:
     tensors = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 400)}
     folder = resolve_checkpoint(str(write(base, {**PAIR, **tensors})))
-    with pytest.raises(UnsupportedError, match=r"embed_tokens\.lora_embedding_A: in adapter"):
+    with pytest.raises(UnsupportedError, match=r"embed_tokens\.lora_embedding_A: "):
         read_headers(folder)
 
 
@@ -157,7 +157,7 @@ def test_a_vocabulary_of_what_is_broken(
 
 def test_of_an_adapter(base: Path) -> None:
     adapter = write(base, PAIR)
-    with pytest.raises(UnsupportedError, match="is an adapter too"):
+    with pytest.raises(UnsupportedError, match="is itself an adapter"):
         resolve_checkpoint(str(write(base, base_model_name_or_path=str(adapter))))
 
 
