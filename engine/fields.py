@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +27,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise CheckpointError(f"{path.name}: not found in {path.parent}") from None
+        raise CheckpointError(f"not found in {path.parent}", param=path.name) from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"cannot be read: {error.strerror}", param=str(path)) from None
     return parse_json_object(content, str(path))
 
 
@@ -36,11 +37,11 @@ def parse_json_object(content: bytes, name: str) -> dict[str, Any]:
     """Return the JSON object that `content` is, in UTF-8.
 
     Raises:
-        CheckpointError: it is none; the text begins with `name`.
+        CheckpointError: it is none; the text begins with `name`, its `param`.
     """
-    found = parse_json(content, name, CheckpointError)
+    found = parse_json(content, "", partial(CheckpointError, param=name))
     if not isinstance(found, dict):
-        raise CheckpointError(f"{name}: must hold one JSON object")
+        raise CheckpointError("must hold one JSON object", param=name)
     return found
 
 
@@ -91,13 +92,14 @@ class Fields:
         return self._values.get(self._called.get(field, field))
 
     def error(self, field: str, problem: str) -> CheckpointError:
-        return CheckpointError(self.message(field, problem))
+        return CheckpointError(problem, param=self.path_of(field))
 
     def unsupported(self, field: str, problem: str) -> UnsupportedError:
-        return UnsupportedError(self.message(field, problem))
+        return UnsupportedError(problem, param=self.path_of(field))
 
-    def message(self, field: str, problem: str) -> str:
-        return f"{self._name}: {self._called.get(field, field)}: {problem}"
+    def path_of(self, field: str) -> str:
+        """Return the file and the field in it, as the `param` of errors has them."""
+        return f"{self._name}: {self._called.get(field, field)}"
 
     def integer(
         self,

@@ -11,7 +11,7 @@ import msgspec
 # Of objects and lists inside one another, as in the gateway's reader. What works on a document
 # takes a few frames of Python's stack for each, of which there are 1,000.
 MAX_DEPTH = 200
-_TOO_DEEP = f"is nested too deeply: at most {MAX_DEPTH} objects and lists may be in one another"
+_TOO_DEEP = f"is nested too deeply: at most {MAX_DEPTH} levels of objects and lists are allowed"
 
 
 def parse_json(

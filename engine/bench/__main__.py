@@ -13,9 +13,9 @@ from engine.bench.gpu.run import Run
 
 _KINDS = ("tests", "engine", "kernels")
 _ABOUT = (
-    "Test the engine and the kernels on this machine's GPU, then measure. The engine has the "
-    "settings of TRIDENT_* variables, such as TRIDENT_ENFORCE_EAGER=true, except those that a part "
-    "sets."
+    "Test the engine and the kernels on this machine's GPU, then run the benchmarks. The engine "
+    "takes its settings from TRIDENT_* variables, such as TRIDENT_ENFORCE_EAGER=true, unless a "
+    "benchmark sets them itself."
 )
 
 
@@ -27,18 +27,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         default=Path("gpu-results"),
         metavar="FOLDER",
-        help="write report.md, results.json and logs there as they come (default: gpu-results)",
+        help="folder that gets report.md, results.json and logs during the run (default: "
+        "gpu-results)",
     )
     parser.add_argument(
-        "--minutes", type=float, default=9.0, help="time limit of the whole run (default: 9)"
+        "--minutes",
+        type=float,
+        default=9.0,
+        help="time limit of the whole run in minutes (default: 9)",
     )
     parser.add_argument(
-        "--only", nargs="+", choices=_KINDS, default=_KINDS, help="default: all, in this order"
+        "--only",
+        nargs="+",
+        choices=_KINDS,
+        default=_KINDS,
+        help="parts to run; default: all, in this order",
     )
     parser.add_argument(
         "--tiny",
         action="store_true",
-        help="check that everything works, on tiny models; also on a CPU",
+        help="check that every part runs, on tiny models; works on a CPU too",
     )
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available() and not options.tiny:

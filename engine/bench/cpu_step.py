@@ -75,8 +75,8 @@ class CpuStep(Steps):
         fused = self._model.model.fused
         if not isinstance(fused, FusedLayers):
             raise ValueError(
-                "on this machine, or in this dtype, no kernel runs whole layers and tells of their "
-                "parts; `python -m kernels.cpu` builds those there are"
+                "no kernel for this CPU and dtype runs whole layers and times their parts; `python "
+                "-m kernels.cpu` builds the kernels"
             )
         self._layers = fused
         spec = self._model.spec
@@ -188,13 +188,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--quantization", choices=("int8", "int4"))
     parser.add_argument(
-        "--batches", type=sizes, default="1,16,64", help="sequences in a step, several in turns"
+        "--batches",
+        type=sizes,
+        default="1,16,64",
+        help="sequences per step; several values are measured in turn",
     )
-    parser.add_argument("--context", type=int, default=160, help="tokens of each sequence")
+    parser.add_argument(
+        "--context", type=int, default=160, help="tokens of each sequence in the KV cache"
+    )
     parser.add_argument(
         "--prompts",
         type=sizes,
-        help="tokens of a prompt that is computed in one step, several in turns; without batches",
+        help="prompt tokens of a step; several values are measured in turn, in place of --batches",
     )
     options = parser.parse_args(arguments)
     context = options.context

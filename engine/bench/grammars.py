@@ -113,9 +113,13 @@ class Bench(Steps):
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=["demo"], help="folders of checkpoints")
-    parser.add_argument("--rows", type=int, default=64, help="sequences (default: 64)")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="time of a step (default: 10)")
+    parser.add_argument(
+        "models", nargs="*", default=["demo"], help="checkpoint folders (default: demo)"
+    )
+    parser.add_argument("--rows", type=int, default=64, help="sequences per step (default: 64)")
+    parser.add_argument(
+        "--step-ms", type=float, default=10.0, help="milliseconds per step (default: 10)"
+    )
     options = parser.parse_args(arguments)
     step_ms = options.step_ms
     for model in options.models:

@@ -46,7 +46,10 @@ class Steps:
         self.add(self.prompts([context] * batch, seed=batch))
         while len(self.core.step()) < batch:
             if not self.core.has_unfinished_requests():
-                raise ValueError(f"no room in the KV cache for {batch} sequences of {context}")
+                raise ValueError(
+                    f"the KV cache has no room for {batch} sequences of {context} tokens; ask for "
+                    "fewer"
+                )
 
     def run(self, count: int, batch: int) -> None:
         """Run steps, each of which gives `batch` sequences a token."""

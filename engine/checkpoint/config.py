@@ -40,7 +40,10 @@ def overridden(values: Mapping[str, Any], overrides: Mapping[str, Any] | None) -
     found, given = dict(values), overrides or {}
     for own_name, own_value in given.items():
         if own_name in _STORED:
-            raise ConfigError(f"hf_overrides: {own_name}: the format of the weights is the file's")
+            raise ConfigError(
+                "cannot be overridden: it says how the file stores the weights; leave it out",
+                param=f"hf_overrides: {own_name}",
+            )
         name, value = _placed(own_name, own_value, found)
         before = found.get(name)
         if isinstance(before, Mapping) and isinstance(value, Mapping):

@@ -60,7 +60,7 @@ def _find(model: str, weights: bool, setting: str) -> Path:
     if os.path.isfile(folder) and folder.endswith(".gguf"):
         return _folder_of_gguf(Path(folder))
     if os.path.exists(folder):
-        raise CheckpointError(f"{setting}: {model} is a file; name the folder that holds it")
+        raise CheckpointError(f"{model} is a file; give the folder that holds it", param=setting)
     repository, _, kind = model.partition(":")
     if kind:
         return _folder_of_gguf(_download_gguf(repository, kind, setting))
@@ -88,7 +88,7 @@ def _download_gguf(repository: str, kind: str, setting: str) -> Path:
     """Return the GGUF file, or the first part of it, whose name ends with `kind`."""
     if not re.fullmatch(r"[\w.-]+", kind):  # a pattern would fetch all that it matches
         raise CheckpointError(
-            f"{setting}: {kind!r} is not the end of a GGUF file's name (for example Q4_K_M)"
+            f"{kind!r} is not a GGUF quantisation suffix (for example Q4_K_M)", param=setting
         )
     spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
     wanted = [f"*{each}{parts}.gguf" for each in spellings for parts in ("", _PARTS)]
@@ -98,8 +98,9 @@ def _download_gguf(repository: str, kind: str, setting: str) -> Path:
     files = sorted(file for file in folder.rglob("*.gguf") if end.fullmatch(file.name))
     if not files:
         raise CheckpointError(
-            f"{setting}: {repository} has no GGUF file whose name ends with {kind}; see "
-            f"https://huggingface.co/{repository}/tree/main"
+            f"{repository} has no GGUF file with the suffix {kind}; see "
+            f"https://huggingface.co/{repository}/tree/main",
+            param=setting,
         )
     return min(files, key=lambda file: len(file.name))  # of variants, what has no more to it
 
@@ -119,30 +120,35 @@ def _download(
     )
 
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
-        raise CheckpointError(f"{setting}: there is no folder {model}")
+        raise CheckpointError(f"there is no folder {model}", param=setting)
     try:
         return Path(snapshot_download(model, allow_patterns=wanted, ignore_patterns=list(unwanted)))
     except HFValidationError:
         raise CheckpointError(
-            f"{setting}: {model!r} is neither an existing folder nor a valid hub id (owner/name)"
+            f"{model!r} is neither an existing folder nor a valid hub id (owner/name)",
+            param=setting,
         ) from None
     except GatedRepoError:
         raise CheckpointError(
-            f"{setting}: {model} is gated: accept its terms at https://huggingface.co/{model}, "
-            "then run `hf auth login` or set HF_TOKEN"
+            f"{model} is gated: accept its terms at https://huggingface.co/{model}, "
+            "then run `hf auth login` or set HF_TOKEN",
+            param=setting,
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"{setting}: there is no folder {model}, and no such repository on the Hugging Face "
-            "hub; check the spelling, and for a private one run `hf auth login` or set HF_TOKEN"
+            f"there is no folder {model}, and no such repository on the Hugging Face "
+            "hub; check the spelling, and for a private one run `hf auth login` or set HF_TOKEN",
+            param=setting,
         ) from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
-            f"{setting}: there is no folder {model}, the Hugging Face hub cannot be reached, and "
-            "its local cache does not hold all of it; check the network, HF_HUB_OFFLINE and "
-            "HTTPS_PROXY, or download it elsewhere and name its folder"
+            f"there is no folder {model}, the Hugging Face hub cannot be reached, and its local "
+            "cache is incomplete; check the network, HF_HUB_OFFLINE and HTTPS_PROXY, or download "
+            "the model elsewhere and give its folder",
+            param=setting,
         ) from None
     except Exception as error:  # whatever the transport or the disk may raise
         raise CheckpointError(
-            f"{setting}: {model} could not be downloaded: {error}; try again, and it resumes"
+            f"{model} could not be downloaded: {error}; try again: the download resumes",
+            param=setting,
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ def read_object(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise CheckpointError(f"{path.name}: cannot be read: {error.strerror}") from None
-    fields = parse_json(content, path.name, lambda text: unreadable(path, text))
+        raise CheckpointError(f"cannot be read: {error.strerror}", param=path.name) from None
+    fields = parse_json(content, "", partial(unreadable, path, param=path.name))
     if not isinstance(fields, dict):
-        raise CheckpointError(f"{path.name}: must hold one JSON object")
+        raise CheckpointError("must hold one JSON object", param=path.name)
     return fields

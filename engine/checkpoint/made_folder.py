@@ -47,8 +47,8 @@ def _cache(kind: str) -> Path:
         except OSError:
             continue
     raise CheckpointError(
-        f"model: there is no place for a folder of {kind} files; name a directory that you can "
-        "write to with XDG_CACHE_HOME"
+        f"no directory for {kind} files is writable; set XDG_CACHE_HOME to one that is",
+        param="model",
     )
 
 

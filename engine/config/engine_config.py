@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,34 +62,44 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     model: Model = Field("demo", description="checkpoint folder, GGUF file, hub id, or `demo`")
-    tokenizer: PathText | None = Field(None, description="folder or hub id; default: the model's")
+    tokenizer: PathText | None = Field(
+        None, description="tokenizer folder or hub id; default: the model's"
+    )
     served_model_name: ServedModelName | None = Field(
-        None, description="name that clients call; default: ensemble"
+        None, description="model name that clients put into requests; default: ensemble"
     )
     load_format: LoadFormat = Field(
-        "auto", description="auto: the checkpoint's safetensors; dummy: random weights, from seed"
+        "auto",
+        description="auto: load the checkpoint's safetensors; dummy: random weights made from seed",
     )
     hf_overrides: JsonObject = Field(
         None,
-        description="fields that config.json gets, as JSON: rope_parameters, for instance",
+        description="JSON object whose fields override those of config.json, for example "
+        "rope_parameters",
         validation_alias=AliasChoices("hf_overrides", "json_model_override_args"),
     )
     generation_config: Literal["auto", "vllm"] = Field(
-        "auto", description="auto: sampling as the checkpoint says by default; vllm: as vLLM does"
+        "auto",
+        description="default sampling parameters; auto: those of the checkpoint's "
+        "generation_config.json; vllm: those of vLLM",
     )
     override_generation_config: JsonObject = Field(
-        None, description="fields that generation_config.json gets, as JSON: temperature and others"
+        None,
+        description="JSON object whose fields override those of generation_config.json, for "
+        "example temperature",
     )
-    dtype: Dtype = Field("auto", description="compute type; auto: the checkpoint's")
+    dtype: Dtype = Field(
+        "auto", description="dtype of the computation; auto: the checkpoint's dtype"
+    )
     quantization: QuantizationSetting | None = Field(
         None,
-        description="weights, and activations in 8 bits, quantised while loading: int8 or int4 on "
-        "CPUs, fp8 on GPUs; the format of a checkpoint that is quantised need not be named",
+        description="quantise weights while loading (and activations to 8 bits): int8 or int4 on "
+        "CPUs, fp8 on GPUs; a quantised checkpoint is recognised without this setting",
     )
     device: Device = Field(
         "auto",
-        description="auto: cuda where there is one; cpu; cuda; null or null:MS, for benchmarks: no "
-        "model is computed, tokens are made up, and a step takes MS milliseconds",
+        description="auto: cuda if there is a GPU, otherwise cpu; cpu; cuda; null or null:MS, for "
+        "benchmarks: no model is computed, tokens are made up, and a step takes MS milliseconds",
     )
     tensor_parallel_size: Annotated[Integer, Field(ge=1, le=16)] = Field(
         1,
@@ -96,66 +107,72 @@ class EngineConfig(BaseModel):
         "CPU so far",
     )
     seed: Annotated[Integer, Field(ge=0)] = Field(
-        0, description="of requests that bring none, and of dummy weights"
+        0, description="random seed of requests without one, and of dummy weights"
     )
     max_model_len: Length = Field(
         None,
-        description="tokens of prompt and output; default: what the model was made for, or what "
-        "fits into the KV cache",
+        description="limit of prompt and output tokens together; default: the model's context "
+        "length, or what fits into the KV cache",
     )
     max_num_seqs: Annotated[Integer, Field(ge=1)] | None = Field(
         None,
-        description="sequences running at once; default: 64 on a CPU, 256 on a GPU",
+        description="limit of sequences running at once; default: 64 on a CPU, 256 on a GPU",
         validation_alias=AliasChoices("max_num_seqs", "max_batch_size"),
     )
     max_num_batched_tokens: Annotated[Integer, Field(ge=1)] | None = Field(
         None,
         description="token budget of one step, prefill and decode together; default: 2048, or 8192 "
-        "on a GPU of 80 GB from Hopper on",
+        "on GPUs from Hopper on with 80 GB",
     )
     enable_chunked_prefill: bool = Field(True, description="split prompts over several steps")
     long_prefill_token_threshold: Annotated[Integer, Field(ge=0)] = Field(
-        0, description="prompt tokens of one request per step at most; 0: the whole budget"
+        0,
+        description="limit of prompt tokens of one request in a step; 0: max_num_batched_tokens "
+        "alone limits them",
     )
     scheduling_policy: Literal["fcfs", "priority"] = Field(
-        "fcfs", description="order of waiting requests"
+        "fcfs",
+        description="order in which waiting requests run; fcfs: first come, first served; "
+        "priority: lowest `priority` first",
     )
     min_priority: Annotated[Integer, Field(ge=-(2**31), le=0)] | None = Field(
-        None, description="smallest `priority` that a request may ask for; default: any"
+        None, description="smallest `priority` that a request may have; default: any"
     )
     max_num_queued_reqs: Annotated[Integer, Field(ge=1)] = Field(
-        4096, description="sequences of waiting requests; more are rejected at once"
+        4096, description="limit of waiting sequences; requests above it are rejected at once"
     )
     max_num_queued_tokens: Annotated[Integer, Field(ge=1)] | None = Field(
         None,
-        description="prompt tokens of waiting requests; default: max_num_queued_reqs of the mean "
-        "length that the KV cache holds for max_num_seqs, 4 million at most",
+        description="limit of waiting prompt tokens; default: max_num_queued_reqs times the tokens "
+        "of the KV cache per running sequence (of max_num_seqs), at most 4 million",
     )
     tenant_key: TenantKey | None = Field(
         None,
         repr=False,
-        description="secret with which a gateway names the `tenant` of a request; requests without "
-        "it count as those of one tenant",
+        description="secret that lets a gateway set the `tenant` of a request; requests without it "
+        "share one tenant",
     )
     request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None, description="seconds from arrival until a request is ended; default: no limit"
+        None, description="time limit of a request in seconds, from its arrival; default: none"
     )
     deterministic: bool = Field(
         False,
         description="the same request gets the same tokens and log-probabilities, to the last bit, "
         "whatever else runs",
     )
-    enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
+    enforce_eager: bool = Field(False, description="run without CUDA graphs (on a GPU)")
     async_scheduling: bool | None = Field(
         None,
-        description="launch each step before the tokens of the one before are read; default: on a "
-        "GPU",
+        description="launch each step before the tokens of the previous one are read; default: on "
+        "for a GPU",
     )
     block_size: Annotated[Integer, Field(ge=1, le=256)] = Field(
         16, description="tokens per KV block"
     )
     kv_cache_dtype: KVCacheDtype = Field(
-        "auto", description="auto: the compute type; fp8, which is fp8_e4m3: a byte, on GPUs only"
+        "auto",
+        description="dtype of the KV cache; auto: that of the computation; fp8 (an alias of "
+        "fp8_e4m3): one byte per value, on GPUs only",
     )
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9,
@@ -165,21 +182,25 @@ class EngineConfig(BaseModel):
         ),
     )
     kv_cache_memory_bytes: Annotated[Integer, Field(ge=1)] | None = Field(
-        None, description="KV cache size in bytes; default: from the memory that is free"
+        None, description="KV cache size in bytes; default: computed from the free memory"
     )
     num_gpu_blocks_override: Annotated[Integer, Field(ge=2)] | None = Field(
-        None, description="KV blocks, whatever the memory"
+        None, description="number of KV blocks, in place of the number that the memory allows"
     )
     swap_space: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         0,
-        description="GiB of host memory for the KV of preempted sequences; 0: it is recomputed",
+        description="GiB of host memory for the KV of preempted sequences; 0: recompute their KV",
     )
-    enable_prefix_caching: bool = Field(True, description="share KV blocks of equal prefixes")
+    enable_prefix_caching: bool = Field(
+        True, description="share the KV blocks of equal prompt prefixes"
+    )
     max_logprobs: Annotated[Integer, Field(ge=0)] = Field(
-        20, description="largest `logprobs` of a request"
+        20, description="largest `logprobs` that a request may ask for"
     )
     chat_template: PathText | None = Field(
-        None, description="Jinja file, or a template itself, in place of the checkpoint's"
+        None,
+        description="chat template in place of the checkpoint's: a Jinja file, or the template's "
+        "text",
     )
     reasoning_parser: ReasoningParser = Field(
         AUTO,
@@ -194,19 +215,21 @@ class EngineConfig(BaseModel):
     )
     speculative_config: Speculative = Field(
         None,
-        description="guess next tokens on a CPU, as JSON with vLLM's fields: "
+        description="speculative decoding, on a CPU only, as JSON with vLLM's fields: "
         '{"method": "ngram", "num_speculative_tokens": 5}',
     )
     log_format: Literal["text", "json"] = Field(
-        "text", description="of Trident's own log lines; json: one object per line"
+        "text", description="format of Trident's own log lines; json: one object per line"
     )
     heartbeat_timeout_s: Annotated[float, Field(ge=2)] = Field(
-        10.0, description="silence of the engine process after which it counts as hung"
+        10.0,
+        description="seconds without a heartbeat of the engine process after which it counts as "
+        "hung and is restarted",
     )
     step_timeout_s: Annotated[float, Field(gt=0)] = Field(
         300.0,
-        description="duration of a step, with the messages handled before it, after which the "
-        "engine counts as hung",
+        description="seconds for one step and the messages handled before it, after which the "
+        "engine process counts as hung and is restarted",
     )
 
     @model_validator(mode="before")
@@ -230,7 +253,10 @@ class EngineConfig(BaseModel):
                 param="max_num_batched_tokens",
             )
         if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
-            raise ConfigError("needs enable_chunked_prefill", param="long_prefill_token_threshold")
+            raise ConfigError(
+                "needs enable_chunked_prefill; set that to true, or this to 0",
+                param="long_prefill_token_threshold",
+            )
         return self
 
     @property
@@ -263,7 +289,7 @@ class EngineConfig(BaseModel):
             content = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"cannot be read: {error.strerror}", param=path.name) from None
-        fields = parse_json(content, path.name, ConfigError)
+        fields = parse_json(content, "", partial(ConfigError, param=path.name))
         if not isinstance(fields, dict):
             raise ConfigError("must hold one JSON object", param=path.name)
         overrides = cls.overrides(environ)

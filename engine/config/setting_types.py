@@ -126,7 +126,7 @@ Length = Annotated[Annotated[Integer, Field(ge=2)] | None, BeforeValidator(_same
 
 def _no_stage(value: str) -> str:
     if value in ("tokenizer", "engine", "detokenizer", "tensorrt_llm_bls", ".", ".."):
-        raise ValueError("is the name of a stage, or of no model")
+        raise ValueError("must not be the name of a stage, `.` or `..`")
     return value
 
 

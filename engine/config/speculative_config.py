@@ -14,10 +14,10 @@ class SpeculativeConfig(BaseModel):
     """vLLM's `speculative_config`, as far as it is supported. Immutable.
 
     Attributes:
-        method: ngram: what followed the last tokens where they came before in the sequence.
+        method: ngram: proposes what followed the latest match of the last tokens (prompt lookup).
         num_speculative_tokens: guesses for one sequence in a step at most.
-        prompt_lookup_max, prompt_lookup_min: how many last tokens must have come before: as many
-            as possible between the two. Where one is None, it is as the other.
+        prompt_lookup_max, prompt_lookup_min: bounds of the number of last tokens that are matched;
+            the longest match wins. Where one is None, it is as the other.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

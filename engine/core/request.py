@@ -100,7 +100,7 @@ class Request:
             tenant: shares the slots equally with the others.
             arrival_time: in seconds of `time.monotonic()`; None: now.
             bad_words: token sequences that must not be produced; None: there are none.
-            thinking: bounds the reasoning in `sections`; None: it may be as long as it likes.
+            thinking: bounds the reasoning in `sections`; None: unlimited.
             window_ids: last tokens of the prompt, the context needed to decode the output.
         """
         self.uid = uid
@@ -169,7 +169,7 @@ class Request:
 
     @property
     def num_top_logprobs(self) -> int | None:
-        """How many most likely tokens are found for each of its own; None: not even its own."""
+        """Number of top log-probabilities per token; None: no log-probabilities."""
         return self.sampling_params.logprobs
 
     @property

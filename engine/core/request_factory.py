@@ -235,7 +235,9 @@ class RequestFactory:
         ):
             if count is not None and count > self._max_logprobs:
                 raise RequestError(
-                    f"{count} exceeds max_logprobs ({self._max_logprobs})", param=param
+                    f"must be at most the server's setting max_logprobs, {self._max_logprobs} (got "
+                    f"{count})",
+                    param=param,
                 )
         if params.prompt_logprobs is not None:
             num_logprobs = len(prompt) * (params.prompt_logprobs + 1)
@@ -250,14 +252,14 @@ class RequestFactory:
                 raise RequestError(f"must be 1 with return_embedding (got {count})", param=field)
         elif not self._task.generates:
             raise UnsupportedError(
-                "answers are not supported: it is made for embeddings; ask /v1/embeddings, "
-                "or for return_embedding",
+                "the model does not support generation; use /v1/embeddings, or set "
+                "return_embedding",
                 param="model",
             )
         if (total := count * len(prompt)) > MAX_PROMPT_TOKENS:
             raise RequestError(
-                f"{count} sequences of a prompt of {len(prompt)} tokens make {total}; at "
-                f"most {MAX_PROMPT_TOKENS} are allowed",
+                f"{count} sequences of a prompt of {len(prompt)} tokens make {total} prompt "
+                f"tokens; at most {MAX_PROMPT_TOKENS} are allowed",
                 param=field,
             )
 
@@ -265,13 +267,15 @@ class RequestFactory:
         end_ids = self._section_format.reasoning_end_ids
         if not end_ids:
             raise RequestError(
-                "the model does not think, or its tags are not known: see "
-                "the setting reasoning_parser",
+                "the model has no known reasoning tags; leave it out, or set reasoning_parser of "
+                "the server",
                 param="thinking_token_budget",
             )
         if max(end_ids) >= self._vocab_size or not (allowed is None or end_ids <= {*allowed}):
             raise RequestError(
-                "the tag that ends the reasoning may not be produced", param="thinking_token_budget"
+                "needs the tokens of the tag that ends the reasoning; add them to "
+                "allowed_token_ids",
+                param="thinking_token_budget",
             )
 
     def _max_tokens(
@@ -294,8 +298,7 @@ class RequestFactory:
         if min(params.max_tokens, room) > limit:
             logprobs = "" if params.logprobs is None else f" and logprobs {params.logprobs}"
             raise RequestError(
-                f"{params.max_tokens} is too much for one answer with {field} "
-                f"{count}{logprobs}; at most {limit} are allowed",
+                f"must be at most {limit} with {field} {count}{logprobs} (got {params.max_tokens})",
                 param="max_tokens",
             )
         return max(1, min(params.max_tokens, room))

@@ -120,7 +120,7 @@ class _OthersTime:
         self._begin = time.monotonic(), self._busy_s()
 
     def share(self) -> float:
-        """Return their share of all processors' time, 1 if it cannot be told yet."""
+        """Return the share of CPU time that other processes use; 1 if it is not known yet."""
         then, busy_s = self._begin
         elapsed_s = time.monotonic() - then
         if elapsed_s < _LEAST_S:

@@ -49,7 +49,10 @@ def choose_device(config: EngineConfig) -> torch.device:
         return torch.device("meta")
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
-        raise ConfigError("cuda was asked for, but torch sees no CUDA device", param="device")
+        raise ConfigError(
+            "cuda needs a GPU, but torch sees no CUDA device; set it to cpu, or check the driver",
+            param="device",
+        )
     if not has_cuda or config.device == "cpu":
         return torch.device("cpu")
     capability = torch.cuda.get_device_capability()
@@ -97,7 +100,7 @@ def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
                 param="speculative_config",
             )
         if config.async_scheduling:
-            raise ConfigError("must be off with speculative_config", param="async_scheduling")
+            raise ConfigError("must be false with speculative_config", param="async_scheduling")
     seqs, tokens = config.max_num_seqs, config.max_num_batched_tokens
     default = _step_limits(device)
     if seqs is None:

@@ -128,8 +128,8 @@ class _Loader:
         self._groups = group_layers(model_spec.sliding_windows, self._max_model_len)
         if self._max_model_len > model_spec.context_length:
             raise ConfigError(
-                f"{config.max_model_len} exceeds the {model_spec.context_length} "
-                "positions that the model was made for",
+                f"must be at most {model_spec.context_length}, the model's context length (got "
+                f"{config.max_model_len})",
                 param="max_model_len",
             )
         # A CPU has no queue of its own: a step has run when it is launched.
@@ -261,8 +261,8 @@ class _Loader:
         most = self._config.max_num_batched_tokens
         if not self._config.enable_chunked_prefill and most < plan.max_model_len:
             raise ConfigError(
-                "must be at least max_model_len "
-                f"({plan.max_model_len}) while enable_chunked_prefill is off",
+                f"must be at least max_model_len ({plan.max_model_len}) while "
+                "enable_chunked_prefill is false",
                 param="max_num_batched_tokens",
             )
         return plan

@@ -84,7 +84,7 @@ def load_weights(
     in_fp8 = quantization == "fp8"
     if in_fp8 and stored is not None:
         raise UnsupportedError(
-            f"fp8 is for checkpoints of floats (this one is {stored.label}); leave it out",
+            f"fp8 needs a checkpoint of floats (this one is {stored.label}); leave it out",
             param="quantization",
         )
     if not is_dummy:
@@ -94,7 +94,9 @@ def load_weights(
     try:
         outline = build(spec, device=meta)
     except RuntimeError as error:
-        raise CheckpointError(f"config.json: sizes that no memory holds: {error}") from None
+        raise CheckpointError(
+            f"describes tensors that no memory can hold: {error}", param="config.json"
+        ) from None
     if not is_dummy:
         check_weights(outline, checkpoint)
     whole = None
@@ -109,7 +111,7 @@ def load_weights(
         outline = build(spec, device=meta)
     if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):
         raise UnsupportedError(
-            "fp8 is not for a mixture of experts; leave it out", param="quantization"
+            "fp8 is not supported for a mixture of experts; leave it out", param="quantization"
         )
     if config.deterministic:
         check_deterministic(outline, device)

@@ -66,7 +66,7 @@ class NullRunner:
         """
         usable = [token_id for token_id in token_ids if token_id < model_spec.vocab_size]
         if not usable:
-            raise ConfigError("null needs a vocabulary with tokens of text", param="device")
+            raise ConfigError("null needs a tokenizer with tokens of text", param="device")
         self._token_ids = np.array(usable, dtype=np.int64)
         self._step_s = step_s
         self._schedule: SchedulerOutput | None = None  # waits for its sampling

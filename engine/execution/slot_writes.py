@@ -49,8 +49,9 @@ def allocate_tables(
         if not is_out_of_memory(error):
             raise
         raise InsufficientMemoryError(
-            f"max_num_seqs: the tables of {config.max_num_seqs} sequences of up to {max_model_len} "
-            f"tokens do not fit into the memory of {device.type}; lower it"
+            f"the tables of {config.max_num_seqs} sequences of up to {max_model_len} "
+            f"tokens do not fit into the memory of {device.type}; lower it",
+            param="max_num_seqs",
         ) from error
 
 

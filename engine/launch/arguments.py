@@ -56,7 +56,7 @@ def split_model(words: Sequence[str]) -> tuple[str | None, list[str]]:
         (flags if is_flag or needs_value else models).append(word)
         needs_value = is_flag and "=" not in word
     if len(models) > 1:
-        raise ServerStartError(f"one model at a time, got {' and '.join(models)}")
+        raise ServerStartError(f"only one model can be served (got {' and '.join(models)})")
     return (models[0] if models else None), flags
 
 
@@ -87,7 +87,7 @@ def check(arguments: Sequence[str]) -> None:
     own = [*chain.from_iterable(setting_flags().values()), *map(as_flag, unsupported.SETTINGS)]
     for flag in (each.partition("=")[0] for each in arguments if _is_flag(each)):
         if flag in _RESERVED:
-            raise ServerStartError(f"{flag} is set by trident itself")
+            raise ServerStartError(f"{flag} is set by trident itself; leave it out")
         # vLLM's scripts may have its underscores, which no flag of tritonserver has.
         if similar := difflib.get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.9):
             raise ServerStartError(f"unknown flag {flag}", f"did you mean {similar[0]}?")

@@ -87,7 +87,7 @@ def interpreter_folder(executable: Path = Path(sys.executable)) -> Path:
         return executable.parent
     raise ServerStartError(
         f"{python3} is not the Python that runs trident ({executable.name}): Triton's Python "
-        "backend would load the packages of another one",
+        "backend would load the packages of the wrong Python",
         "install trident into a virtual environment (python -m venv .venv) and run it from there",
     )
 

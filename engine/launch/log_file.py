@@ -119,8 +119,8 @@ def log_directory() -> Path:
         if is_ours and os.access(directory, os.W_OK | os.X_OK):
             return directory
     raise ServerStartError(
-        f"no directory for the server's log: {' and '.join(map(str, candidates))} cannot be used",
-        "name one that you can write to with XDG_STATE_HOME",
+        f"the server's log cannot be written: {' and '.join(map(str, candidates))} cannot be used",
+        "set XDG_STATE_HOME to a directory that you can write to",
     )
 
 

@@ -50,7 +50,7 @@ def require_free(endpoints: Iterable[Endpoint]) -> None:
         if endpoint.port in seen:
             raise ServerStartError(
                 f"port {endpoint.port} is given to both {seen[endpoint.port]} and {flag}",
-                f"choose another for one of them; {seen[endpoint.port]} 0 takes a free one",
+                f"set one of them to another port; {seen[endpoint.port]} 0 takes a free one",
             )
         seen[endpoint.port] = flag
         _listen_once(endpoint, flag)

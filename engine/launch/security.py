@@ -101,7 +101,7 @@ def _check_tls(arguments: Sequence[str]) -> None:
         raise ServerStartError(
             f"the TLS certificate {certificate} and the key {key} cannot be used together: "
             f"{_reason(error)}",
-            "both must be PEM, the key unencrypted and that of the certificate",
+            "both must be PEM files, the key unencrypted and made for the certificate",
         ) from None
     if not wants_certificates(arguments):
         return

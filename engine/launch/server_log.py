@@ -184,7 +184,7 @@ def _failure(log: str) -> str:
             if found := re.search(pattern, line.text):
                 return found[found.lastindex or 0]
     errors = [line.text for line in lines if line.is_problem]
-    return "\n".join(errors[-3:]) or "tritonserver ended without saying why"
+    return "\n".join(errors[-3:]) or "tritonserver ended without an error message"
 
 
 def _own_words(text: str) -> str:

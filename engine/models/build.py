@@ -41,7 +41,8 @@ def build_model(
         names = spec.tensor_names
         if names.transposed or names.qkv_heads:
             raise UnsupportedError(
-                f"config.json: quantization_config is not supported for {spec.architecture}"
+                f"is not supported for {spec.architecture}",
+                param="config.json: quantization_config",
             )
         prefix = names.find_prefix(quantization.tensor_names())
         scheme = Quantized(quantization, names, prefix, dtype, device)

@@ -127,8 +127,9 @@ class LinearMethods:
         if self.quantization is not None:
             if not multiplies_int8():
                 raise UnsupportedError(
-                    f"quantization: {self.quantization} needs projections of a multiple of 4 "
-                    f"inputs on this CPU (got {weight.shape[1]}); leave it out"
+                    f"{self.quantization} needs projections with a multiple of 4 inputs on "
+                    f"this CPU (got {weight.shape[1]}); leave it out",
+                    param="quantization",
                 )
             return Int8Linear(weight, bias)
         is_packed = not has_triton(self.device) and can_pack(weight.dtype)
@@ -182,8 +183,9 @@ class LinearMethods:
             return CpuPackedExperts(experts, int8=self.quantization is not None)
         if self.quantization is not None:
             raise UnsupportedError(
-                f"quantization: {self.quantization} is not for a mixture of experts on this "
-                "device; leave it out"
+                f"{self.quantization} is not supported for a mixture of experts on this device; "
+                "leave it out",
+                param="quantization",
             )
         experts.invariant = self.deterministic
         return None

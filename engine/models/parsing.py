@@ -141,7 +141,8 @@ def _head_dim(fields: Fields, absent: int | None, num_heads: int) -> int:
     hidden_size = fields.integer("hidden_size")
     if "head_dim" not in fields and absent is None and hidden_size % num_heads:
         raise fields.error(
-            "head_dim", f"is missing, and hidden_size is no multiple of {num_heads} heads"
+            "head_dim",
+            f"is missing, and hidden_size is not a multiple of num_attention_heads ({num_heads})",
         )
     head_dim = fields.integer("head_dim", default=absent or hidden_size // num_heads)
     if head_dim % 2:

@@ -7,6 +7,7 @@ where nothing is said.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,9 +67,9 @@ def _problem(checkpoint: Path, modules: list[Fields]) -> str:
 
 
 def _modules(path: Path) -> list[Fields]:
-    found = parse_json(path.read_bytes(), _MODULES, CheckpointError)
+    found = parse_json(path.read_bytes(), "", partial(CheckpointError, param=_MODULES))
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise CheckpointError(f"{_MODULES}: must hold a list of objects")
+        raise CheckpointError("must hold a list of objects", param=_MODULES)
     return [Fields(each, name=_MODULES) for each in found]
 
 

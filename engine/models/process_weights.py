@@ -45,31 +45,34 @@ def check_quantization(
     if quantization == "fp8":
         if not has_triton(device):
             raise UnsupportedError(
-                "quantization: fp8 is for GPUs only: a CPU has no GEMM of it; set it to int8, "
-                "or leave it out"
+                "fp8 is for GPUs only; set it to int8, or leave it out",
+                param="quantization",
             )
         if dtype == torch.float32:
             raise UnsupportedError(
-                "quantization: fp8 needs a dtype of 16 bits, which its GEMM returns; set dtype to "
-                "bfloat16, or leave it out"
+                "fp8 needs a dtype of 16 bits; set dtype to bfloat16, or leave it out",
+                param="quantization",
             )
         return
     if device.type != "cpu":
         raise UnsupportedError(
-            f"quantization: {quantization} is for CPUs only; leave it out, or set device to cpu"
+            f"{quantization} is for CPUs only; leave it out, or set device to cpu",
+            param="quantization",
         )
     if cpu_gemm.serves(torch.empty(0, 0, dtype=dtype), device):
         return
     if quantization == "int4":
         raise UnsupportedError(
-            "quantization: int4 needs a dtype other than float32, a CPU with AVX2, and the kernels "
-            "that `python -m kernels.cpu` builds; leave it out"
+            "int4 needs a dtype other than float32, a CPU with AVX2, and the kernels "
+            "that `python -m kernels.cpu` builds; leave it out",
+            param="quantization",
         )
     if not multiplies_int8():
         raise UnsupportedError(
-            "quantization: int8 needs a CPU that multiplies 8-bit integers exactly (x86: VNNI), or "
+            "int8 needs a CPU that multiplies 8-bit integers exactly (x86: VNNI), or "
             "AVX2, a dtype other than float32 and the kernels that `python -m kernels.cpu` builds; "
-            "leave it out"
+            "leave it out",
+            param="quantization",
         )
 
 
@@ -100,8 +103,9 @@ def check_deterministic(model: CausalLM, device: torch.device) -> None:
         )
     ):
         raise UnsupportedError(
-            "deterministic: on a CPU it needs the kernels that `python -m kernels.cpu` builds, and "
-            "projections of a multiple of 4 inputs, of 16 in an MLP; leave it out"
+            "on a CPU it needs the kernels that `python -m kernels.cpu` builds, and projections "
+            "with a multiple of 4 inputs, or of 16 in an MLP; leave it out",
+            param="deterministic",
         )
 
 

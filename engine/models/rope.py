@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.rope import (
     DefaultRope,
@@ -48,13 +47,13 @@ def parse_rope(
     rope = _rope_fields(config, layer_type)
     for field in rope.names():
         if isinstance(rope.raw(field), dict):
-            raise UnsupportedError(f"config.json: rope per layer type ({field}) is not supported")
+            raise rope.unsupported(field, "settings per layer type are not supported")
     if not is_partial and _partial_factor(config, rope, 1.0) != 1.0:
-        raise UnsupportedError("config.json: partial_rotary_factor below 1 is not supported")
+        raise config.unsupported("partial_rotary_factor", "below 1 is not supported")
     kind = rope.text("rope_type", default=rope.text("type", default="default"))
     if kind not in _PARSERS:
-        raise UnsupportedError(
-            f"config.json: rope type {kind!r} is not supported; supported: {', '.join(_PARSERS)}"
+        raise rope.unsupported(
+            "rope_type", f"{kind!r} is not supported; supported: {', '.join(_PARSERS)}"
         )
     theta = rope.number("rope_theta", default=config.number("rope_theta", default=theta))
     if theta <= 1:
@@ -121,7 +120,10 @@ def rotary_dim(config: Fields, head_dim: int, *, factor: float = 1.0) -> int:
     share = _partial_factor(config, _rope_fields(config, None), factor)
     dim = int(head_dim * share) if share <= 1 else 0
     if dim % 2 or dim < 1:
-        raise config.error("partial_rotary_factor", f"must rotate an even part of {head_dim}")
+        raise config.error(
+            "partial_rotary_factor",
+            f"must give an even number of rotated dimensions, out of {head_dim}",
+        )
     return dim
 
 

@@ -169,7 +169,7 @@ class LLM:
         tokenizer = self._core.tokenizer
         if chat_template is not None:
             if not isinstance(chat_template, str):
-                raise RequestError("must be a text", param="chat_template")
+                raise RequestError("must be a string", param="chat_template")
             tokenizer = tokenizer.with_chat_template(chat_template)
         many = rendered(tokenizer, messages, parameters, cache_salt)
         return self._completed(many, sampling_params, use_tqdm)

@@ -224,10 +224,10 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     num_generation_tokens: int = 0
     num_preemptions: int = 0
     num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
-    num_prefix_hits: int = 0  # those of them found
-    num_drafts: int = 0  # guesses of the next tokens of a sequence
-    num_draft_tokens: int = 0  # in them
-    num_accepted_tokens: int = 0  # those of them that were drawn
+    num_prefix_hits: int = 0  # prompt tokens found there
+    num_drafts: int = 0  # draft sequences, each of one or more tokens
+    num_draft_tokens: int = 0  # tokens of the drafts
+    num_accepted_tokens: int = 0  # draft tokens that were accepted
     num_finished: dict[str, int] = {}  # by finish reason
     histograms: dict[str, HistogramDelta] = {}  # by name, those with observations
 

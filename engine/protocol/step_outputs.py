@@ -63,15 +63,22 @@ class StepOutputs:
         rows = len(self.uids)
         for name in ("indexes", "num_tokens", "num_window_tokens"):
             if len(getattr(self, name)) != rows:
-                raise ValueError(f"{name}: has {len(getattr(self, name))} rows and uids {rows}")
+                raise ValueError(
+                    f"{name}: must have {rows} rows, as uids (got {len(getattr(self, name))})"
+                )
         for counts, ids in (("num_tokens", "token_ids"), ("num_window_tokens", "window_ids")):
             column = getattr(self, counts)
             if rows and column.min() < 0:
-                raise ValueError(f"{counts}: is negative in row {int(column.argmin())}")
+                raise ValueError(
+                    f"{counts}: must not be negative (is in row {int(column.argmin())})"
+                )
             if (total := int(column.sum(dtype=np.int64))) != len(getattr(self, ids)):
-                raise ValueError(f"{counts}: add up to {total} of {len(getattr(self, ids))} {ids}")
+                raise ValueError(
+                    f"{counts}: must add up to {len(getattr(self, ids))}, the number of {ids} (got "
+                    f"{total})"
+                )
         if any(not 0 <= row < rows for row in self.details):
-            raise ValueError(f"details: name a row that is none of the {rows}")
+            raise ValueError(f"details: must be of rows below {rows}")
 
     def rows(self) -> Iterator[SequenceOutput]:
         """Yield each row as an object, for callers in this process that want few of them."""

@@ -32,8 +32,9 @@ class Awq(Format):
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         if in_features % self.group_size or out_features % _PER_WORD:
             raise UnsupportedError(
-                f"quantization_config: group_size {self.group_size} and words of {_PER_WORD} "
-                f"channels do not fit a weight of {out_features} x {in_features}"
+                f"group_size {self.group_size} must divide the inputs, and {_PER_WORD} the "
+                f"outputs, of a weight of {out_features} x {in_features} (outputs x inputs)",
+                param="quantization_config",
             )
         groups, words = in_features // self.group_size, out_features // _PER_WORD
         return {

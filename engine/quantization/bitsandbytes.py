@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.errors import CheckpointError
 from engine.fields import Fields
 from engine.layers.integer_weight import Int8Weight
 from engine.layers.stored_weight import WNA16Weight, of_integers
@@ -57,12 +58,12 @@ class LlmInt8(Format):
 
     def _weight(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
         if int(tensors["weight_format"]) != _ROWS:
-            raise ValueError(f"weight_format: must be {_ROWS}, rows")
+            raise CheckpointError(f"must be {_ROWS}, which means row-major", param="weight_format")
         return Int8Weight(tensors["weight"], tensors["SCB"] / _LARGEST)
 
 
 def parse_bitsandbytes(config: Fields) -> LlmInt8:
     """Read a `quantization_config` whose method is bitsandbytes, and which is not of 4 bits."""
     if not config.boolean("load_in_8bit", default=False):
-        raise config.error("load_in_8bit", "must be true, or load_in_4bit")
+        raise config.error("load_in_8bit", "must be true, unless load_in_4bit is")
     return LlmInt8()

@@ -68,8 +68,8 @@ class FourBit(Format):
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         if self.shape != (out_features, in_features):
             raise CheckpointError(
-                f"{self.state_name}: shape: is {list(self.shape)}, but config.json asks for "
-                f"{[out_features, in_features]}"
+                f"is {list(self.shape)}, but config.json asks for {[out_features, in_features]}",
+                param=f"{self.state_name}: shape",
             )
         num_blocks = -(-out_features * in_features // self.block)
         scales = torch.float32 if self.nested_block is None else torch.uint8
@@ -147,11 +147,11 @@ class FourBitCheckpoint(QuantizedCheckpoint):
             return None
         if is_expert:
             raise UnsupportedError(
-                f"quantization_config: load_in_4bit: experts are not supported ({module})"
+                f"experts are not supported ({module})", param="quantization_config: load_in_4bit"
             )
         if module not in self.formats:
             names = " or ".join(f"{module}.{_STATE}{kind}" for kind in _TYPES)
-            raise CheckpointError(f"{names}: missing from {where_missing(self.stored)}")
+            raise CheckpointError(f"missing from {where_missing(self.stored)}", param=names)
         return self.formats[module]
 
 
@@ -186,7 +186,7 @@ def _format(tensor: StoredTensor) -> FourBit:
     """Return what a tensor of JSON says."""
     name, where = tensor.name, f"{tensor.file.name}: {tensor.name}"
     if tensor.type_name != "U8":
-        raise CheckpointError(f"{where}: has dtype {tensor.type_name}, but must be uint8")
+        raise CheckpointError(f"must be of uint8 (got dtype {tensor.type_name})", param=where)
     content = bytes(read_tensor(tensor).tolist())
     fields = Fields(parse_json_object(content, where), name=where)
     kind = fields.text("quant_type")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedError
+from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerKind
 from engine.layers.stored_weight import WNA16Weight, in_groups
@@ -76,8 +76,9 @@ class PackedGroups(Format):
         per_word, group_size = 32 // self.bits, self.group_size or in_features
         if in_features % per_word or in_features % group_size:
             raise UnsupportedError(
-                f"quantization_config: group_size {group_size} and words of {per_word} do not fit "
-                f"a weight of {out_features} x {in_features}"
+                f"group_size {group_size} and {per_word} must divide the inputs of a weight of "
+                f"{out_features} x {in_features} (outputs x inputs)",
+                param="quantization_config",
             )
         stored = {
             "weight_packed": Stored((out_features, in_features // per_word), torch.int32),
@@ -127,7 +128,7 @@ class PackedGroups(Format):
         """Return the integers [N, K] from 0 on, int32."""
         steps = unpack(tensors["weight_packed"], self.bits, 1)
         if tensors["weight_shape"].tolist() != list(steps.shape):
-            raise ValueError(f"weight_shape: must be {list(steps.shape)}")
+            raise CheckpointError(f"must be {list(steps.shape)}", param="weight_shape")
         return steps
 
     def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -146,7 +147,9 @@ class PackedGroups(Format):
             return torch.arange(num_inputs, device=scales.device) * num_groups // num_inputs
         group = tensors["weight_g_idx"].long()
         if not 0 <= int(group.min()) <= int(group.max()) < num_groups:
-            raise ValueError(f"weight_g_idx: must be groups from 0 to {num_groups - 1}")
+            raise CheckpointError(
+                f"must be groups from 0 to {num_groups - 1}", param="weight_g_idx"
+            )
         return group
 
 
@@ -154,7 +157,7 @@ def parse_compressed_tensors(config: Fields) -> Format:
     """Read a `quantization_config` whose method is compressed-tensors."""
     groups = config.child("config_groups")
     if groups is None or len(groups.names()) != 1:
-        raise config.unsupported("config_groups", "must be one group; more are not supported")
+        raise config.unsupported("config_groups", "must have exactly one group")
     group = groups.child(groups.names()[0])
     weights = None if group is None else group.child("weights")
     if group is None or weights is None:

@@ -58,8 +58,9 @@ class GgufBlocks(Format):
         num_elements, num_bytes = block_size(self.type_name)
         if in_features % num_elements:
             raise UnsupportedError(
-                f"config.json: in_features {in_features} is not a multiple of the block size "
-                f"{num_elements} of {self.type_name}"
+                f"in_features {in_features} is not a multiple of the block size "
+                f"{num_elements} of {self.type_name}",
+                param="config.json",
             )
         return {"weight": Stored((out_features, in_features // num_elements * num_bytes), _BYTES)}
 
@@ -108,7 +109,7 @@ class GgufBlocks(Format):
 
 def _finite(values: Tensor) -> Tensor:
     if not bool(values.isfinite().all()):
-        raise ValueError("weight: a scale is not finite")
+        raise CheckpointError("a scale is not finite", param="weight")
     return values
 
 
@@ -137,16 +138,14 @@ class GgufCheckpoint(QuantizedCheckpoint):
             blocks = torch.from_numpy(read).view(tensor.shape[0], -1)
             return GgufBlocks(tensor.type_name).integers({"weight": blocks})
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise CheckpointError(
-                f"{path.name}: {tensor.name.removesuffix('.weight')}.{error}"
-            ) from None
+            raise CheckpointError(f"cannot be read: {error.strerror}", param=str(path)) from None
+        except CheckpointError as error:
+            raise error.reworded(error.message, param=f"{path.name}: {tensor.name}") from None
 
     def format_of(self, module: str, *, is_expert: bool) -> Format | None:
         name = f"{module}.weight"
         if name not in self.file.tensors:
-            raise CheckpointError(f"{name}: missing from {self.file.path.name}")
+            raise CheckpointError(f"missing from {self.file.path.name}", param=name)
         num_heads = None
         if self.file.metadata["general.architecture"] in _IN_PAIRS:
             heads = {"attn_q": self.num_heads, "attn_k": self.num_kv_heads}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedError
+from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.layers.stored_weight import WNA16Weight, in_groups
@@ -42,8 +42,9 @@ class Gptq(Format):
         group_size = in_features if self.group_size == -1 else self.group_size
         if in_features % per_word or in_features % group_size or out_features % per_word:
             raise UnsupportedError(
-                f"quantization_config: group_size {self.group_size} and words of {per_word} "
-                f"do not fit a weight of {out_features} x {in_features}"
+                f"group_size {self.group_size} must divide the inputs, and {per_word} the inputs "
+                f"and outputs, of a weight of {out_features} x {in_features} (outputs x inputs)",
+                param="quantization_config",
             )
         groups = in_features // group_size
         return {
@@ -94,7 +95,7 @@ class Gptq(Format):
         """Return the group of each input."""
         group, num_groups = tensors["g_idx"].long(), len(tensors["scales"])
         if not 0 <= int(group.min()) <= int(group.max()) < num_groups:
-            raise ValueError(f"g_idx: must be groups from 0 to {num_groups - 1}")
+            raise CheckpointError(f"must be groups from 0 to {num_groups - 1}", param="g_idx")
         return group
 
     def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedError
+from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.layers.stored_weight import WNA16Weight
 from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
@@ -38,8 +38,8 @@ class Mxfp4(Format):
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         if in_features % _BLOCK:
             raise UnsupportedError(
-                f"quantization_config: mxfp4 has blocks of {_BLOCK}, of which {in_features} inputs "
-                "are no multiple"
+                f"in_features {in_features} is not a multiple of the block size {_BLOCK} of mxfp4",
+                param="quantization_config",
             )
         num_blocks = in_features // _BLOCK
         return {
@@ -75,7 +75,7 @@ def e2m1_weight(codes: Tensor, scales: Tensor) -> WNA16Weight:
 
 def _exponents(scales: Tensor) -> Tensor:
     if bool((scales == _NAN).any()):
-        raise ValueError("scales: one is NaN")
+        raise CheckpointError("one is NaN", param="scales")
     return scales.to(torch.int32) - _EXPONENT_BIAS
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedError
+from engine.errors import CheckpointError, UnsupportedError
 from engine.layers.stored_weight import WNA16Weight
 from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
 from engine.quantization.format import Format, Stored, num_bytes_of_codes
@@ -41,8 +41,8 @@ class Nvfp4(Format):
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         if in_features % _BLOCK:
             raise UnsupportedError(
-                f"quantization_config: nvfp4 has blocks of {_BLOCK}, of which {in_features} inputs "
-                "are no multiple"
+                f"in_features {in_features} is not a multiple of the block size {_BLOCK} of nvfp4",
+                param="quantization_config",
             )
         scales = (out_features, in_features // _BLOCK)
         stored = {
@@ -76,5 +76,5 @@ class Nvfp4(Format):
         # Scales of 0 are what becomes of those of blocks that are small beside the largest.
         scale = tensors["weight_scale"].float()
         if not bool((scale >= 0).all()):
-            raise ValueError("weight_scale: a scale is negative or NaN")
+            raise CheckpointError("a scale is negative or NaN", param="weight_scale")
         return scale

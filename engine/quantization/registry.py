@@ -86,9 +86,9 @@ def while_loading(
         return None
     if asked == "fp8":
         return asked
-    stored = f"its format is {method}" if method else "it is not quantised"
+    stored = f"has the format {method}" if method else "is not quantised"
     raise UnsupportedError(
-        f"quantization: the checkpoint is not in {asked}: {stored}; leave it out"
+        f"{asked} does not match the checkpoint, which {stored}; leave it out", param="quantization"
     )
 
 

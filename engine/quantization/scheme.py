@@ -94,8 +94,9 @@ class Quantized:
             return plain
         if self.names.gates_first:
             raise UnsupportedError(
-                f"quantization_config: experts in one tensor ({self._stored_name(name)}) are not "
-                "supported for this architecture"
+                f"experts in one tensor ({self._stored_name(name)}) are not "
+                "supported for this architecture",
+                param="quantization_config",
             )
         return QuantizedExperts(
             plain,
@@ -123,8 +124,9 @@ class Quantized:
         formats = {part: fmt for part, fmt in found.items() if fmt is not None}
         if formats and len(formats) < len(found):
             raise UnsupportedError(
-                f"quantization_config: {', '.join(found)} in {self._parent} are fused and "
-                "need one quantisation for all of them; quantise all or none"
+                f"{', '.join(found)} in {self._parent} are fused and "
+                "need one quantisation for all of them; quantise all or none",
+                param="quantization_config",
             )
         return formats
 

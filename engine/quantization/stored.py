@@ -77,9 +77,9 @@ class StoredProjection(nn.Module):
             if tensor.dtype != torch.float32:
                 continue
             if not bool(tensor.isfinite().all()):
-                raise CheckpointError(f"{self._path}.{name}: a value is not finite")
+                raise CheckpointError("a value is not finite", param=f"{self._path}.{name}")
             if name not in self._format.may_be_zero and not bool(tensor.all()):
-                raise CheckpointError(f"{self._path}.{name}: a scale is 0")
+                raise CheckpointError("a scale is 0", param=f"{self._path}.{name}")
         return found
 
     def integers(self) -> IntegerWeight | None:
@@ -91,8 +91,8 @@ class StoredProjection(nn.Module):
         tensors = self.checked()
         try:
             return self._format.integers(tensors)
-        except ValueError as error:
-            raise CheckpointError(f"{self._path}.{error}") from None
+        except CheckpointError as error:
+            raise self._located(error) from None
 
     def for_gpu(self) -> Fp8Weight | WNA16Weight | None:
         """Return the weight as it is stored, for products on a GPU.
@@ -103,8 +103,8 @@ class StoredProjection(nn.Module):
         tensors = self.checked()
         try:
             return self._format.for_gpu(tensors)
-        except ValueError as error:
-            raise CheckpointError(f"{self._path}.{error}") from None
+        except CheckpointError as error:
+            raise self._located(error) from None
 
     def each_for_gpu(self) -> Iterator[Fp8Weight | WNA16Weight | None]:
         """Yield the same of each expert.
@@ -116,8 +116,8 @@ class StoredProjection(nn.Module):
         try:
             for i in range(len(self._tensors[0])):
                 yield self._format.for_gpu({name: tensor[i] for name, tensor in tensors.items()})
-        except ValueError as error:
-            raise CheckpointError(f"{self._path}.{error}") from None
+        except CheckpointError as error:
+            raise self._located(error) from None
 
     def dequantize_to(self, weight: Tensor) -> None:
         """Write the weight that it stands for, or those of all experts.
@@ -136,5 +136,10 @@ class StoredProjection(nn.Module):
             for i, each in enumerate(weight):  # the float32 weight of one at a time
                 own = {name: tensor[i] for name, tensor in tensors.items()}
                 each.copy_(self._format.dequantize(own))
-        except ValueError as error:
-            raise CheckpointError(f"{self._path}.{error}") from None
+        except CheckpointError as error:
+            raise self._located(error) from None
+
+    def _located(self, error: CheckpointError) -> CheckpointError:
+        """Return the error of the format with the full names of its tensors."""
+        names = [f"{self._path}.{name}" for name in error.params]
+        return error.reworded(error.message, param=names)

@@ -102,7 +102,7 @@ def _generation(
     given = settings.override_generation_config or {}
     if unknown := given.keys() - set(_FIELDS):
         raise ConfigError(
-            f"{min(unknown)}: has no effect here; only {', '.join(_FIELDS)}", param=_OVERRIDES
+            f"has no effect; supported: {', '.join(_FIELDS)}", param=f"{_OVERRIDES}: {min(unknown)}"
         )
     if not given.keys().isdisjoint(("temperature", *_FILTERS)):
         fields["do_sample"] = True
@@ -112,14 +112,15 @@ def _generation(
         _end_tokens(given, _FILE, vocab_size)
         _padding_tokens(given, _FILE)
     except CheckpointError as error:
-        raise ConfigError(str(error).replace(_FILE, _OVERRIDES)) from None
+        param = error.params[0].replace(_FILE, _OVERRIDES)
+        raise ConfigError(error.message, param=param) from None
     return {**fields, **given}
 
 
 def _do_sample(fields: Mapping[str, Any]) -> bool:
     value = fields.get("do_sample")
     if not isinstance(value, (bool, type(None))):
-        raise CheckpointError(f"{_FILE}: do_sample: must be true or false (got {value!r})")
+        raise CheckpointError(f"must be true or false (got {value!r})", param=f"{_FILE}: do_sample")
     return bool(value)
 
 
@@ -129,7 +130,7 @@ def _sampling(generation: Mapping[str, Any], *, sample: bool) -> dict[str, float
     try:
         params = SamplingParams.parse(fields)
     except RequestError as error:
-        raise CheckpointError(f"{_FILE}: {error}") from None
+        raise CheckpointError(error.message, param=f"{_FILE}: {error.params[0]}") from None
     return {name: getattr(params, name) for name in fields}
 
 
@@ -138,8 +139,8 @@ def _end_tokens(fields: Mapping[str, Any], file_name: str, vocab_size: int) -> t
     for token_id in tokens:
         if token_id >= vocab_size:
             raise CheckpointError(
-                f"{file_name}: eos_token_id: {token_id} must be below the model's vocab_size "
-                f"{vocab_size}"
+                f"must be below the model's vocab_size {vocab_size} (got {token_id})",
+                param=f"{file_name}: eos_token_id",
             )
     return tokens
 
@@ -154,5 +155,7 @@ def _token_ids(fields: Mapping[str, Any], file_name: str, name: str) -> tuple[in
     value = fields.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
-        raise CheckpointError(f"{file_name}: {name}: must be a token id or a list (got {value!r})")
+        raise CheckpointError(
+            f"must be a token id or a list (got {value!r})", param=f"{file_name}: {name}"
+        )
     return tuple(dict.fromkeys(ids))

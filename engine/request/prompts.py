@@ -66,8 +66,8 @@ def truncated(token_ids: _Ids, params: SamplingParams, max_model_len: int) -> _I
         limit = max_model_len - num_outputs
         if limit < 1:
             raise ContextLengthError(
-                f"-1 leaves nothing of a prompt: max_tokens is "
-                f"{num_outputs}, and max_model_len {max_model_len}",
+                f"-1 leaves no token of the prompt: max_tokens is {num_outputs}, and max_model_len "
+                f"{max_model_len}; lower max_tokens",
                 param="truncate_prompt_tokens",
             )
     return token_ids if limit is None else token_ids[-limit:]
@@ -155,7 +155,9 @@ def _integers(token_ids: Sequence[int], param: str) -> list[int]:
 
 
 def _no_prompt(param: str) -> RequestError:
-    return RequestError("must be a text or a list of token ids, or an object with one", param=param)
+    return RequestError(
+        "must be a string, a list of token ids, or an object with one of them", param=param
+    )
 
 
 def _salt(cache_salt: str | None) -> str:

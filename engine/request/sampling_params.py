@@ -259,8 +259,8 @@ class SamplingParams(BaseModel):
     def _not_all(cls, value: Any) -> Any:
         if value in (-1, "-1"):
             raise ValueError(
-                "Input should be greater than or equal to 0: those of all tokens (-1, as in vLLM) "
-                "are not supported"
+                "Input should be greater than or equal to 0: -1 (all tokens, as in vLLM) is not "
+                "supported"
             )
         return value
 
@@ -327,7 +327,7 @@ class SamplingParams(BaseModel):
             )
         for name in NOT_WITH_BEAMS:
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise RequestError("is not possible with beam_width above 1", param=name)
+                raise RequestError("is not supported with beam_width above 1", param=name)
         if self.max_tokens == 0:
             raise RequestError(
                 "must be at least 1 with beam_width above 1 (got 0)", param="max_tokens"

@@ -108,14 +108,12 @@ class Tenant(NamedTuple):
             return ""
         if tenant_key is None:
             raise RequestError(
-                "the server has none (its setting tenant_key); leave it out, and all "
-                "requests count as those of one tenant",
+                "the server has no setting tenant_key; leave it out: all requests then share one "
+                "tenant",
                 param="tenant_key",
             )
         if not hmac.compare_digest(self.key.encode(), tenant_key.encode()):
-            raise RequestError(
-                "is not that of the server (its setting tenant_key)", param="tenant_key"
-            )
+            raise RequestError("does not match the server's setting tenant_key", param="tenant_key")
         return self.name
 
 

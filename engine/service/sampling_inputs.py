@@ -52,12 +52,12 @@ _NUMBERS = {
 _SWITCHES = {"return_sections": "return_sections", "early_stopping": "early_stopping"}
 _WORDS = {"sampling_param_stop": "stop", "stop_words": "stop", "bad_words": "bad_words"}
 
-_NO_MEDIA = "the model reads text alone; leave it out"
+_NO_MEDIA = "only text input is supported; leave it out"
 _ADAPTER = "a LoRA adapter is chosen when the server starts: trident serve ADAPTER"
-_DRAFTS = "leave it out; the server guesses tokens with the setting speculative_config"
-_NO_ENCODER = "there are no encoder-decoder models; leave it out"
+_DRAFTS = "leave it out; draft tokens come from the server's setting speculative_config"
+_NO_ENCODER = "encoder-decoder models are not supported; leave it out"
 _NO_TUNING = "prompt tuning is not supported; leave it out"
-_NO_RETENTION = "cached blocks are kept by their last use; leave it out"
+_NO_RETENTION = "cached blocks are evicted by their last use alone; leave it out"
 _NOT_DRAWN_SO = "is not supported; use top_p, top_k or min_p"
 
 # Tensor -> what to do.
@@ -85,7 +85,7 @@ REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("retention_decode_priority", "retention_decode_duration_ms"), _NO_RETENTION),
     **dict.fromkeys(("runtime_top_p_min", "runtime_top_p_decay"), _NOT_DRAWN_SO),
     "runtime_top_p_reset_ids": _NOT_DRAWN_SO,
-    "beam_search_diversity_rate": "beams are not diversified; leave it out",
+    "beam_search_diversity_rate": "diverse beam search is not supported; leave it out",
     "return_kv_cache_reuse_stats": "use return_perf_metrics",
     "context_phase_params": "prefill and decode share one engine; leave it out",
     "stop_words_list": "use stop_token_ids in sampling_parameters, or stop_words of the ensemble",
@@ -104,8 +104,8 @@ def refuse_unsupported(inputs: InputReader) -> None:
     for name in ("return_context_logits", "return_generation_logits"):
         if inputs.boolean(name):
             raise UnsupportedError(
-                "logits are not returned; prompt_logprobs and logprobs in "
-                "sampling_parameters give log-probabilities",
+                "logits are not returned; use prompt_logprobs and logprobs in sampling_parameters "
+                "to get log-probabilities",
                 param=name,
             )
     for name in inputs:

@@ -72,12 +72,16 @@ class ChatParameters:
             raise RequestError("must be an object", param="chat_template_kwargs")
         for name in kwargs or {}:
             if name in _RESERVED or name in _REFUSED:
-                raise RequestError("is no variable of a template", param=_variable(name))
+                raise RequestError(
+                    "must be a variable of the chat template; this name is reserved",
+                    param=_variable(name),
+                )
         continued = _boolean(fields, "continue_final_message", False)
         opened = _boolean(fields, "add_generation_prompt", not continued)
         if continued and opened:
             raise RequestError(
-                "excludes add_generation_prompt; set that to false", param="continue_final_message"
+                "cannot be true together with add_generation_prompt; set that to false",
+                param="continue_final_message",
             )
         for name in fields:
             raise UnknownParameterError("unknown field", param=member("chat_parameters", name))
@@ -91,7 +95,7 @@ class ChatParameters:
         """
         if self.tools and not _mentions(template, "tools"):
             raise UnsupportedError(
-                "not supported by this model: its chat template has no place for them",
+                "not supported by this model: its chat template does not use tools",
                 param="tools",
             )
         for name in self.chat_template_kwargs:
@@ -189,7 +193,10 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     for index, tool in enumerate(tools):
         name = _tool_name(tool, f"tools[{index}]")
         if name in names:
-            raise RequestError(f"{name!r} is there twice", param=f"tools[{index}].function.name")
+            raise RequestError(
+                f"{name!r} occurs twice; give each tool its own name",
+                param=f"tools[{index}].function.name",
+            )
         names.add(name)
     return tuple({**_said(tool), "function": _said(tool["function"])} for tool in tools)
 

@@ -156,8 +156,8 @@ def _complete_prompt(
         return _complete_prompt(tokenizer, said, parameters)
     index = left_out[0]
     raise RequestError(
-        f"the model's chat template leaves out what the role "
-        f"{messages[index]['role'][:40]!r} says here; put it into another message",
+        "the model's chat template leaves out the content of role "
+        f"{messages[index]['role'][:40]!r} here; put it into another message",
         param=f"messages[{index}].content",
     )
 
@@ -242,7 +242,7 @@ def _usable_parameters(tokenizer: Tokenizer, parameters: ChatParameters) -> Chat
                 raise RequestError(f"the chat template cannot render it: {problem}", param=param)
     elif not failure([], kwargs):
         raise RequestError(
-            f"the chat template renders none: {failure(plain, kwargs)}", param="tools"
+            f"the chat template cannot render tools: {failure(plain, kwargs)}", param="tools"
         )
     if failure(plain, kwargs):  # it takes no plain message
         return parameters

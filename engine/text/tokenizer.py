@@ -71,7 +71,7 @@ class Tokenizer:
                 broken.
         """
         if not path.is_dir():
-            raise CheckpointError(f"{path}: no such checkpoint folder")
+            raise CheckpointError("no such checkpoint folder", param=str(path))
         if not (path / "tokenizer.json").is_file():
             raise CheckpointError(_what_is_missing(path))
         for name in _JSON_FILES:
@@ -85,7 +85,7 @@ class Tokenizer:
             load = PreTrainedTokenizerFast.from_pretrained
             tokenizer = _call_rust(lambda: cls(load(str(path), local_files_only=True)))
         except Exception as error:  # the Rust side raises plain `Exception`, transformers anything
-            raise CheckpointError(f"tokenizer.json: cannot be loaded: {error}") from None
+            raise CheckpointError(f"cannot be loaded: {error}", param="tokenizer.json") from None
         if not tokenizer.hf_tokenizer.chat_template:
             tokenizer.hf_tokenizer.chat_template = processor_template
         return tokenizer
@@ -242,7 +242,7 @@ def _processor_template(path: Path) -> str | dict[str, str] | None:
     template = read_object(path / _PROCESSOR_TEMPLATE).get("chat_template")
     texts = template.values() if isinstance(template, dict) else [template or ""]
     if not all(isinstance(text, str) for text in texts):
-        raise CheckpointError(f"{_PROCESSOR_TEMPLATE}: chat_template: must be a text")
+        raise CheckpointError("must be a text", param=f"{_PROCESSOR_TEMPLATE}: chat_template")
     return template
 
 

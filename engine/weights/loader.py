@@ -188,10 +188,14 @@ def load_kv_scales(model: nn.Module, scales: Sequence[StoredTensor], names: Tens
         path = prefix + _ATTENTION_PREFIX[:-1]
         attention = modules.get(path)
         if not isinstance(attention, Attention):
-            raise CheckpointError(f"{stored.name}: is of a layer that config.json does not have")
+            raise CheckpointError(
+                "belongs to a layer that config.json does not describe", param=stored.name
+            )
         for target in _KV_SCALE_TARGETS[suffix]:
             if f"{path}.{target}" in values:
-                raise CheckpointError(f"{stored.name}: comes beside another {path}.{target}")
+                raise CheckpointError(
+                    f"sets {path}.{target}, which another tensor sets too", param=stored.name
+                )
             buffer = attention.get_buffer(target)
             value = _read_kv_scale(stored, attention.all_heads[1])
             first = attention.first_kv_head
@@ -205,12 +209,13 @@ def _read_kv_scale(stored: StoredTensor, num_kv_heads: int) -> Tensor:
     require_float(stored)
     if stored.num_elements not in (1, num_kv_heads):
         raise CheckpointError(
-            f"{stored.name}: has shape {list(stored.shape)}; must be one scale, or one for each of "
-            f"{num_kv_heads} KV heads"
+            f"must hold one scale, or one for each of {num_kv_heads} KV heads (got shape "
+            f"{list(stored.shape)})",
+            param=stored.name,
         )
     value = read_tensor(stored).flatten().float()
     if not bool((value.isfinite() & (value > 0)).all()):
-        raise CheckpointError(f"{stored.name}: must be positive (got {value.tolist()})")
+        raise CheckpointError(f"must be positive (got {value.tolist()})", param=stored.name)
     return value.expand(num_kv_heads)
 
 
@@ -385,16 +390,17 @@ def match_changes(
         name = next((each for each in (trained, *spellings) if each in stored), None)
         if name is None:
             raise CheckpointError(
-                f"{change.a.name}: the base has no {trained} of floats, into which it could be "
-                "merged; if the base is quantised, set base_model_name_or_path in "
-                "adapter_config.json to one that is not"
+                f"the base has no {trained} of floats to merge it into; if the base is quantised, "
+                "set base_model_name_or_path in adapter_config.json to one that is not",
+                param=change.a.name,
             )
         is_head = name == names.of(HEAD, prefix)
         change = replace(change, transposed=names.transposed and not is_head)
         if (shape := stored[name].shape) != change.shape:
             raise CheckpointError(
-                f"{change.a.name}: is for a weight of shape {list(change.shape)}, but the base's "
-                f"{name} has {list(shape)}"
+                f"is for a weight of shape {list(change.shape)}, but the base's "
+                f"{name} has {list(shape)}",
+                param=change.a.name,
             )
         found[name] = change
     return found
@@ -501,7 +507,8 @@ def load_weights(
             try:
                 on_layer(layer)
             except CheckpointError as error:  # a value that only the conversion reads
-                raise CheckpointError(f"{', '.join(files)}: {error}") from None
+                where = f"{error.message} (in {', '.join(files)})"
+                raise error.reworded(where, param=error.params) from None
 
 
 def _by_layer(model: CausalLM, placed: list[Piece]) -> list[tuple[nn.Module | None, list[Piece]]]:

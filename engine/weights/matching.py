@@ -242,14 +242,14 @@ def match_tensors(
             targets = {head if name == embedding else name: to for name, to in targets.items()}
     for name in targets:
         if name not in stored:
-            raise CheckpointError(f"{name}: missing from {where_missing(stored)}")
+            raise CheckpointError(f"missing from {where_missing(stored)}", param=name)
     found: list[Piece] = []
     for name, tensor in stored.items():
         if name not in targets:
             if names.is_ignored(name) or _is_empty_bias(tensor, targets):
                 continue
             raise CheckpointError(
-                f"{name}: tensor in {tensor.file.name} that this architecture does not have"
+                f"is not a tensor of this architecture (in {tensor.file.name})", param=name
             )
         if (target := targets[name]) is None:
             continue
@@ -260,8 +260,9 @@ def match_tensors(
         # A single number may be stored as a scalar or as a list of one, a vector as a row.
         if _without_ones(tensor.shape) != _without_ones(wanted):
             raise CheckpointError(
-                f"{name}: has shape {list(tensor.shape)} in {tensor.file.name}, but "
-                f"{tensor.described_by} asks for {list(wanted)}"
+                f"has shape {list(tensor.shape)} in {tensor.file.name}, but "
+                f"{tensor.described_by} asks for {list(wanted)}",
+                param=name,
             )
         found += target.pieces(tensor)
     return found
@@ -286,8 +287,9 @@ def _require_type(tensor: StoredTensor, dtype: torch.dtype) -> None:
         require_float(tensor)
     elif DTYPES.get(tensor.type_name) != dtype:
         raise CheckpointError(
-            f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}, but "
-            f"{tensor.described_by} asks for {str(dtype).removeprefix('torch.')}"
+            f"has dtype {tensor.type_name} in {tensor.file.name}, but "
+            f"{tensor.described_by} asks for {str(dtype).removeprefix('torch.')}",
+            param=tensor.name,
         )
 
 
@@ -295,6 +297,6 @@ def require_float(tensor: StoredTensor) -> None:
     """Raise `CheckpointError` if the tensor's dtype is not supported."""
     if not tensor.is_float:
         raise CheckpointError(
-            f"{tensor.name}: has dtype {tensor.type_name} in {tensor.file.name}; supported: "
-            f"{', '.join(FLOATS)}"
+            f"has dtype {tensor.type_name} in {tensor.file.name}; supported: {', '.join(FLOATS)}",
+            param=tensor.name,
         )

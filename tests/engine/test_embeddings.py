@@ -145,7 +145,7 @@ def test_a_decoder_that_is_stored_alone(tmp_path: Path, architecture: str) -> No
             found.outputs.embedding, reference_embedding(decoder, prompt), atol=ATOL
         )
         assert llm._core.ready.description.endswith("; for embeddings")
-        with pytest.raises(UnsupportedError, match="it is made for embeddings"):
+        with pytest.raises(UnsupportedError, match="does not support generation"):
             llm.generate("a", use_tqdm=False)
 
 
@@ -205,5 +205,5 @@ def test_what_sentence_transformers_says_of_it(
             llm.embed("a", use_tqdm=False)
     else:
         assert llm.embed("a", use_tqdm=False)
-    with pytest.raises(UnsupportedError, match="it is made for embeddings"):
+    with pytest.raises(UnsupportedError, match="does not support generation"):
         llm.generate("a", use_tqdm=False)

@@ -128,7 +128,7 @@ def test_log_probabilities_are_of_every_token(llm: LLM, monkeypatch: pytest.Monk
 def test_a_token_that_the_request_forbids_is_not_forced(llm: LLM) -> None:
     [a] = Tokenizer(byte_level_tokenizer()).encode("a", add_special_tokens=False)
     fields = {"structured_outputs": {"regex": "[ab]xyz"}, "allowed_token_ids": [a]}
-    with pytest.raises(RequestError, match="no token of it is left"):
+    with pytest.raises(RequestError, match="no token is left"):
         run(llm, fields)
 
 

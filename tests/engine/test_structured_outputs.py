@@ -147,7 +147,7 @@ def test_a_cut_off_document_says_so(llm: LLM) -> None:
         ({"guided_json": {"not": {}}}, 'guided_json: #: keyword "not" is not enforced'),
         (
             {"structured_outputs": {"regex": "abc"}, "allowed_token_ids": [5]},
-            "the grammar cannot be followed: no token of it is left",
+            "the grammar cannot be followed: no token is left",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def test_generate_a_grammar_that_needs_an_end_token_fails(llm: LLM) -> None:
     params = SamplingParams.parse(
         {"structured_outputs": {"regex": "a[bc],d"}, "logit_bias": bias, "temperature": 1.0}
     )
-    with pytest.raises(RequestError, match="cannot be followed: no token of it is left"):
+    with pytest.raises(RequestError, match="cannot be followed: no token is left"):
         llm.generate(["Say"], params, use_tqdm=False)
     llm.check_integrity()
 

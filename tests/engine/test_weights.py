@@ -16,6 +16,7 @@ from engine.models.causal_lm import CausalLM
 from engine.models.registry import read_model_spec
 from engine.weights import INDEX, SINGLE, load_weights, with_stored_head
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.errors import refuses
 from tests.factories.exact import ExactModel, assert_as_accurate, decoded_logits
 from tests.factories.families import FAMILIES
 from tests.factories.paged_model import PagedModel
@@ -150,14 +151,14 @@ class TestBrokenTensors:
     def test_unknown(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path)
         _rewrite(tmp_path, lambda t: t.update({"model.layers.3.extra": torch.ones(1)}))
-        with pytest.raises(CheckpointError, match=r"^model\.layers\.3\.extra: .*does not have"):
+        with refuses("invalid_checkpoint", "model.layers.3.extra"):
             _load(tmp_path)
 
     def test_bias_that_the_configuration_does_not_mention(self, tmp_path: Path) -> None:
         write_checkpoint(tmp_path)
         name = "model.layers.0.self_attn.q_proj.bias"
         _rewrite(tmp_path, lambda t: t.update({name: torch.ones(64)}))
-        with pytest.raises(CheckpointError, match=f"^{name}: .*does not have"):
+        with refuses("invalid_checkpoint", name):
             _load(tmp_path)
 
     @pytest.mark.parametrize("leftover", ["inv_freq", "cos_cached"])  # ColossalAI wrote the latter
@@ -174,7 +175,7 @@ class TestBrokenTensors:
         model = _build(tmp_path)
         for parameter in model.parameters():
             parameter.fill_(7.0)
-        with pytest.raises(CheckpointError, match=rf"^{name}: .*\[95, 64\].*\[96, 64\]"):
+        with refuses("invalid_checkpoint", name, match=r"\[95, 64\].*\[96, 64\]"):
             load_weights(model, tmp_path)
         assert all((parameter == 7.0).all() for parameter in model.parameters())
 
@@ -182,7 +183,7 @@ class TestBrokenTensors:
         write_checkpoint(tmp_path)
         name = "model.norm.weight"
         _rewrite(tmp_path, lambda t: t.update({name: torch.ones(64, dtype=torch.int8)}))
-        with pytest.raises(CheckpointError, match=rf"^{name}: has dtype I8"):
+        with refuses("invalid_checkpoint", name, match="has dtype I8"):
             _load(tmp_path)
 
 
@@ -199,7 +200,7 @@ class TestBrokenFiles:
     def test_missing_shard(self, tmp_path: Path) -> None:
         shard = self._sharded(tmp_path)[1]
         shard.unlink()
-        with pytest.raises(CheckpointError, match=f"^{shard.name}: not found"):
+        with refuses("invalid_checkpoint", shard.name):
             _load(tmp_path)
 
     def test_shard_without_a_promised_tensor(self, tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ class TestBrokenFiles:
         name = next(iter(tensors))
         tensors.pop(name)
         save_file(tensors, shards[0])
-        with pytest.raises(CheckpointError, match=f"^{name}: .*{shards[0].name}"):
+        with refuses("invalid_checkpoint", name, match=f"{shards[0].name}"):
             _load(tmp_path)
 
     def test_tensor_in_two_shards(self, tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ class TestBrokenFiles:
         first, second = load_file(shards[0]), load_file(shards[1])
         name = next(iter(first))
         save_file({**second, name: first[name]}, shards[1])
-        with pytest.raises(CheckpointError, match=f"^{name}: found in both"):
+        with refuses("invalid_checkpoint", name):
             _load(tmp_path)
 
     @pytest.mark.parametrize("file", ["../secret.safetensors", "weights.bin", "/etc/passwd"])
@@ -229,7 +230,7 @@ class TestBrokenFiles:
     def test_index_without_a_map(self, tmp_path: Path) -> None:
         self._sharded(tmp_path)
         self._edit_index(tmp_path, lambda i: i.pop("weight_map"))
-        with pytest.raises(CheckpointError, match="weight_map: is missing"):
+        with refuses("invalid_checkpoint", f"{INDEX}: weight_map"):
             _load(tmp_path)
 
     def test_index_that_is_no_json(self, tmp_path: Path) -> None:

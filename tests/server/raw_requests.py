@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2
 from engine.launch.server import TritonServer
 
 Request = service_pb2.ModelInferRequest
-NOT_SEALED = "is for the responses of the engine"
+NOT_SEALED = "is set by the engine stage"
 
 
 def request(model: str, *inputs: tuple[str, str, list[int], bytes], **fields: Any) -> Request:

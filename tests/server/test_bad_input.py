@@ -36,10 +36,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"beam_width": 2, "num_return_sequences": 3},
         "num_return_sequences: must not exceed beam_width (3 > 2)",
     ),
-    ({"beam_width": 2, "stop_words": ["a"]}, "stop_words: is not possible with beam_width"),
+    ({"beam_width": 2, "stop_words": ["a"]}, "stop_words: is not supported with beam_width"),
     (
         {"beam_width": 2, "guided_decoding_guide_type": "json"},
-        "structured_outputs: is not possible with beam_width",
+        "structured_outputs: is not supported with beam_width",
     ),
     ({"beam_width": 2, "length_penalty": 11.0}, "length_penalty: Input should be less than"),
     (sampling(beam_width=2, early_stopping="soon"), "early_stopping"),
@@ -59,13 +59,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sampling_parameters": "[]"}, "sampling_parameters: must be a JSON object"),
     (sampling(bogus=1), "bogus: unknown field"),
     (sampling(max_tokens="many"), "max_tokens: Input should be a valid integer"),
-    (sampling(logprobs=1000), "logprobs: 1000 exceeds max_logprobs (20)"),
+    (
+        sampling(logprobs=1000),
+        "logprobs: must be at most the server's setting max_logprobs, 20 (got 1000)",
+    ),
     (sampling(allowed_token_ids=[99999]), "allowed_token_ids[0]: token id 99999 is outside"),
     ({"parameters": {"bogus": 1}}, "bogus: unknown field"),
     ({"text_input": None, "messages": "{"}, "messages: is not valid JSON"),
     ({"text_input": None, "messages": "[]"}, "messages: must not be empty"),
     ({"text_input": None, "messages": '[{"role": "user"}]'}, "messages[0].content: is missing"),
-    ({"messages": "[]"}, "text_input, messages: give one of them"),
+    ({"messages": "[]"}, "text_input, messages: give only one prompt"),
 ]
 
 
@@ -86,7 +89,10 @@ def test_it_is_named(caller: Caller, inputs: dict[str, Any], message: str) -> No
         ({"input_ids": [5, 999_999]}, "input_ids[1]: token id 999999 is outside the vocabulary"),
         ({"input_ids": [-1]}, "input_ids[0]: token id -1 is outside the vocabulary"),
         ({"input_ids": [1] * 512}, "input_ids: the prompt has 512 tokens; max_model_len is 512"),
-        ({"input_ids": [1], "response_options": [193]}, "response_options: is for the tokenizer"),
+        (
+            {"input_ids": [1], "response_options": [193]},
+            "response_options: is set by the tokenizer",
+        ),
         ({"input_ids": [1], **sampling(n=0)}, "n: Input should be greater than or equal to 1"),
     ],
 )

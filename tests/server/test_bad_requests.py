@@ -60,7 +60,7 @@ BAD_REQUESTS = {
     "detokenizer-nothing": (request("detokenizer"), "expected 1 inputs"),
     "engine-options": (
         request("engine", TOKENS, ("response_options", "UINT8", [1, 64], JUNK)),
-        "response_options: is for the tokenizer stage",
+        "response_options: is set by the tokenizer stage",
     ),
     "engine-ids": (
         request("engine", ("input_ids", "INT32", [1, 2], b"\xff" * 8)),

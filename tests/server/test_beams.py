@@ -147,7 +147,7 @@ def test_many_searches_beside_streams_some_of_which_leave(
     [
         ({"beam_width": 0}, "beam_width: Input should be greater than or equal to 1"),
         ({"beam_width": 2, "num_return_sequences": 3}, "num_return_sequences: must not exceed"),
-        ({"beam_width": 2, "stop_words": ["a"]}, "stop_words: is not possible with beam_width"),
+        ({"beam_width": 2, "stop_words": ["a"]}, "stop_words: is not supported with beam_width"),
         ({"length_penalty": float("inf")}, "length_penalty: Input should be a finite number"),
     ],
 )

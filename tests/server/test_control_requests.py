@@ -76,7 +76,7 @@ def test_stop_reaches_nobody_else(caller: Caller) -> None:
 
 @pytest.mark.parametrize("model", ["ensemble", "engine"])
 def test_stop_needs_an_id(caller: Caller, model: str) -> None:
-    with pytest.raises(InferError, match="stop: needs the id of the request to cancel"):
+    with pytest.raises(InferError, match="stop: needs a request id"):
         caller.one(model, stop=True)
 
 

@@ -202,7 +202,7 @@ def test_tenant_counts_with_the_servers_key_only(caller: Caller) -> None:
     assert caller.generate(asked)[0] == 200
     status, answer = caller.generate({**asked, "tenant_key": "a-key-of-16-or-more"})
     assert status == 400
-    assert "tenant_key: the server has none" in answer["error"]
+    assert "tenant_key: the server has no" in answer["error"]
 
 
 def test_tenants_with_salts_of_their_own_do_not_see_each_others_prompts(caller: Caller) -> None:

@@ -34,7 +34,7 @@ BAD: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"input_ids": [5] * 300}, {}, "input_ids: "),
     ({}, {"logit_bias": {str(VOCAB_SIZE): 1.0}}, "logit_bias: token id 403 is outside"),
     ({}, {"allowed_token_ids": [VOCAB_SIZE]}, "allowed_token_ids[0]: token id 403 is outside"),
-    ({}, {"logprobs": 1000}, "logprobs: 1000 exceeds max_logprobs"),
+    ({}, {"logprobs": 1000}, "logprobs: must be at most "),
     ({}, {"guided_regex": "(?=a)b"}, "guided_regex: "),
 ]
 GOOD: list[dict[str, Any]] = [

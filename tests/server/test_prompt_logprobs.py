@@ -148,7 +148,7 @@ def test_many_at_once_beside_other_streams(caller: Caller, reference: torch.Tens
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        (sampling(prompt_logprobs=21), r"prompt_logprobs: 21 exceeds max_logprobs \(20\)"),
+        (sampling(prompt_logprobs=21), r"prompt_logprobs: must be at most .* 20 \(got 21\)"),
         (sampling(prompt_logprobs=-1), "prompt_logprobs: Input should be greater than or equal"),
         (sampling(prompt_logprobs="all"), "prompt_logprobs: Input should be a valid integer"),
         (sampling(max_tokens=0), "max_tokens: must be at least 1 without prompt_logprobs"),

@@ -144,7 +144,7 @@ def test_a_stream(caller: Caller) -> None:
         ({"guided_choice": []}, "guided_choice: must have at least one choice"),
         (
             {"guided_regex": "a", "guided_json": {}},
-            "guided_json, guided_regex: give one of them",
+            "guided_json, guided_regex: give only one",
         ),
         ({"response_format": {"type": "xml"}}, "response_format.type: must be"),
         ({"structured_outputs": {"choice": 3}}, "structured_outputs.choice: must be a list"),

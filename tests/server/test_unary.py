@@ -145,7 +145,7 @@ ERRORS: dict[str, tuple[dict[str, Any], grpc.StatusCode, int, str]] = {
     "stream": (
         {"text_input": "a", "stream": True},
         *(grpc.StatusCode.UNIMPLEMENTED, 501),
-        "stream: must be false for a model that answers once; call ensemble for a stream",
+        "stream: must be false for a model that answers once; call ensemble to stream",
     ),
     "value": (
         {"text_input": "a", "temperature": -1.0},
@@ -165,12 +165,12 @@ ERRORS: dict[str, tuple[dict[str, Any], grpc.StatusCode, int, str]] = {
     "at the engine": (
         {"text_input": "a", "sampling_parameters": sampling(logprobs=1000)},
         *(grpc.StatusCode.INVALID_ARGUMENT, 400),
-        "logprobs: 1000 exceeds max_logprobs",
+        "logprobs: must be at most ",
     ),
     "stop without an id": (
         {"stop": True},
         *(grpc.StatusCode.INVALID_ARGUMENT, 400),
-        "stop: needs the id of the request to cancel",
+        "stop: needs a request id",
     ),
     "unsupported": (
         {"text_input": "a", "image": ["x"]},

@@ -42,9 +42,10 @@ class Access:
         key = _key(scope)
         tenant = None if key is None else self._quotas.tenants.with_key(key)
         if tenant is None:
-            wrong = "no API key is given" if key is None else "the API key is wrong"
+            wrong = "no API key is given" if key is None else "the API key is not valid"
             raise ApiError(
-                f"{wrong}: send one as Authorization: Bearer KEY", code="invalid_api_key"
+                f"{wrong}; send one as `Authorization: Bearer KEY`",
+                code="invalid_api_key",
             )
         if scope["method"] not in _READS:
             self._quotas.admit(tenant)

@@ -48,7 +48,9 @@ def make_config(file: GgufFile) -> dict[str, Any]:
     num_heads, hidden_size = own.integer("attention.head_count"), own.integer("embedding_length")
     head_dim = own.integer("attention.key_length", default=hidden_size // num_heads)
     if own.integer("attention.value_length", default=head_dim) != head_dim:
-        raise own.unsupported("attention.value_length", f"must be {head_dim}, that of the keys")
+        raise own.unsupported(
+            "attention.value_length", f"must equal attention.key_length ({head_dim})"
+        )
     name, specific = _ARCHITECTURES[kind]
     if kind == "llama" and own.integer("expert_count", default=0, minimum=0) > 1:
         name, specific = "MixtralForCausalLM", _mixtral
@@ -152,7 +154,7 @@ def _floats(file: GgufFile, name: str) -> list[float]:
     """
     tensor = file.tensors.get(name)
     if tensor is None or tensor.type_name != "F32":
-        raise CheckpointError(f"{file.path.name}: {name}: must be a tensor of F32")
+        raise CheckpointError("must be an F32 tensor", param=f"{file.path.name}: {name}")
     values = np.fromfile(tensor.file, "<f4", math.prod(tensor.shape), offset=tensor.offset)
     return [float(value) for value in values]
 

@@ -81,7 +81,9 @@ def read_gguf(path: Path) -> GgufFile:
     for part in _other_parts(first):
         for name, tensor in _read_part(part).tensors.items():
             if name in tensors:
-                raise CheckpointError(f"{part}: has tensor {name}, as {tensors[name].file.name}")
+                raise CheckpointError(
+                    f"has tensor {name}, which {tensors[name].file.name} has too", param=str(part)
+                )
             tensors[name] = tensor
     return replace(first, tensors=tensors)
 
@@ -96,13 +98,18 @@ def _other_parts(first: GgufFile) -> list[Path]:
         raise fields.error("split.no", f"the file is a shard of {count}; pass the first shard")
     name, own = first.path.name, f"-00001-of-{count:05d}.gguf"
     if not name.endswith(own):
-        raise fields.error("split.count", f"the first of {count} parts must be called *{own}")
+        raise fields.error(
+            "split.count", f"the file name of the first of {count} shards must end with {own}"
+        )
     stem = name.removesuffix(own)
     parts: list[Path] = []
     for i in range(2, count + 1):
         part = first.path.with_name(f"{stem}-{i:05d}-of-{count:05d}.gguf")
         if not part.is_file():
-            raise CheckpointError(f"{part}: not found, but {name} is the first of {count} parts")
+            raise CheckpointError(
+                f"not found; {name} is the first of {count} shards, which must be in one folder",
+                param=str(part),
+            )
         parts.append(part)
     return parts
 
@@ -112,9 +119,11 @@ def _read_part(path: Path) -> GgufFile:
         with path.open("rb") as file:
             return _Reader(path, file).read()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(f"cannot be read: {error.strerror}", param=str(path)) from None
     except UnicodeDecodeError:
-        raise CheckpointError(f"{path}: broken header: a text that is not UTF-8") from None
+        raise CheckpointError(
+            "broken header: a string in it is not valid UTF-8", param=str(path)
+        ) from None
 
 
 class _Reader:
@@ -126,10 +135,10 @@ class _Reader:
     def read(self) -> GgufFile:
         if self._file.read(len(_MAGIC)) != _MAGIC:
             problem = f"is not a GGUF file: it does not begin with {_MAGIC.decode()}"
-            raise unreadable(self._path, f"{self._path}: {problem}")
+            raise unreadable(self._path, problem)
         version = self._number("I")
         if version not in _VERSIONS:
-            raise self._error(f"has version {version} of GGUF; supported: 2, 3")
+            raise self._error(f"GGUF version {version} is not supported; supported: 2, 3")
         num_tensors, num_fields = self._number("Q"), self._number("Q")
         metadata: dict[str, Any] = {}
         for i in range(num_fields):
@@ -150,10 +159,11 @@ class _Reader:
             num_bytes = self._num_bytes(name, shape, type_name)
             if offset % alignment:
                 raise self._error(
-                    f"tensor {name}: offset {offset} is no multiple of {_ALIGNMENT} ({alignment})"
+                    f"tensor {name}: offset {offset} is not a multiple of {_ALIGNMENT} "
+                    f"({alignment})"
                 )
             if start + offset + num_bytes > self._size:
-                raise self._error(f"is truncated: it ends before tensor {name} does")
+                raise self._error(f"is truncated: it ends before the end of tensor {name}")
             if name in placed:
                 raise self._error(f"has tensor {name} twice")
             placed[name] = GgufTensor(name, shape, type_name, self._path, start + offset, num_bytes)
@@ -162,13 +172,15 @@ class _Reader:
     def _tensor(self) -> tuple[str, tuple[int, ...], str, int]:
         name, num_dims = self._string(), self._number("I")
         if not 0 < num_dims <= _MAX_DIMS:
-            raise self._error(f"tensor {name}: has {num_dims} dimensions")
+            raise self._error(
+                f"tensor {name}: must have 1 to {_MAX_DIMS} dimensions (got {num_dims})"
+            )
         dims = [self._number("Q") for _ in range(num_dims)]
         kind, offset = self._number("I"), self._number("Q")
         if kind not in TYPES:
             raise UnsupportedError(
-                f"{self._path}: tensor {name}: type {kind} is not supported; supported: "
-                f"{', '.join(_BLOCKS)}"
+                f"type {kind} is not supported; supported: {', '.join(_BLOCKS)}",
+                param=f"{self._path}: tensor {name}",
             )
         return name, tuple(reversed(dims)), TYPES[kind][0], offset
 
@@ -187,14 +199,14 @@ class _Reader:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
-            raise self._error(f"{self._section}: a value of type {kind} is not known")
+            raise self._error(f"{self._section}: value type {kind} is unknown")
         kind, count = self._number("I"), self._number("Q")
         if kind in _NUMBERS:
             letter = _NUMBERS[kind]
             values = self._bytes(count * struct.calcsize(f"<{letter}"))
             return list(struct.unpack(f"<{count}{letter}", values))
         if kind != _STRING:
-            raise self._error(f"{self._section}: an array of type {kind} is not known")
+            raise self._error(f"{self._section}: array type {kind} is unknown")
         if count > self._size:  # before memory is taken for it
             raise self._truncated()
         return [self._string() for _ in range(count)]
@@ -212,10 +224,10 @@ class _Reader:
         return content
 
     def _truncated(self) -> CheckpointError:
-        return self._error(f"is truncated: it ends before {self._section} does")
+        return self._error(f"is truncated: it ends before the end of {self._section}")
 
     def _error(self, problem: str) -> CheckpointError:
-        return CheckpointError(f"{self._path}: {problem}")
+        return CheckpointError(problem, param=str(self._path))
 
 
 def block_size(type_name: str) -> tuple[int, int]:

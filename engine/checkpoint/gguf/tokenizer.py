@@ -137,8 +137,8 @@ def _mend_words(content: dict[str, Any], header: GgufFile) -> None:
     name = header.metadata.get(_PRE)
     if name not in _SPLITS:
         log.warning(
-            "%s: %s: %r is not known: texts are split into words as for GPT-2, which may make the "
-            "model's answers worse",
+            "%s: %s: %r is unknown: text is split into words as for GPT-2, which may lower the "
+            "quality of the output",
             *(header.path.name, _PRE, name),
         )
         return
@@ -176,11 +176,15 @@ def write_tokenizer(folder: Path, header: GgufFile) -> None:
         )
         tokenizer.save_pretrained(str(folder))
     except Exception as error:  # transformers raises anything
-        raise CheckpointError(f"{header.path}: its tokenizer cannot be read: {error}") from None
+        raise CheckpointError(
+            f"the tokenizer cannot be read: {error}", param=str(header.path)
+        ) from None
     content, config = _read(folder / _FILE), _read(folder / _CONFIG)
     if content["model"]["type"] != "BPE":
         kind = header.metadata.get("tokenizer.ggml.model")
-        raise CheckpointError(f"{header.path}: its tokenizer of type {kind!r} is not supported")
+        raise CheckpointError(
+            f"the tokenizer type {kind!r} is not supported", param=str(header.path)
+        )
     content["model"]["ignore_merges"] = is_of_whole_words
     mend_splits(content, header)
     _mend_special_tokens(content, config, header)
@@ -200,7 +204,7 @@ def _check_special_tokens(header: GgufFile) -> None:
         if name.startswith("tokenizer.ggml.") and name.endswith("_token_id"):
             token = fields.integer(name, default=None, minimum=0)
             if token is not None and token >= num_tokens:
-                raise fields.error(name, f"{token} is not one of the {num_tokens} tokens")
+                raise fields.error(name, f"must be a token id below {num_tokens} (got {token})")
 
 
 def _mend_special_tokens(content: dict[str, Any], config: dict[str, Any], header: GgufFile) -> None:

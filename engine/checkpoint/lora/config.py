@@ -66,7 +66,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
     if (how := fields.raw("init_lora_weights")) not in _INITIALISATIONS:
         raise fields.unsupported(
             "init_lora_weights",
-            f"{how} changes the base too; save it as a plain LoRA (see PEFT's "
+            f"{how} changes the base model too; save the adapter as a plain LoRA (see PEFT's "
             "path_initial_model_for_weight_conversion)",
         )
     alphas = fields.child("alpha_pattern")
@@ -75,7 +75,9 @@ def read_lora_config(folder: Path) -> LoraConfig:
         try:
             re.compile(key)
         except re.error as error:
-            raise fields.error("alpha_pattern", f"{key!r} is no pattern: {error}") from None
+            raise fields.error(
+                "alpha_pattern", f"{key!r} is not a valid regular expression: {error}"
+            ) from None
     return LoraConfig(
         base=fields.text("base_model_name_or_path"),
         alphas=tuple(patterns),

@@ -39,11 +39,14 @@ def folder_of_adapter(adapter: Path, base: Path) -> Path:
     """
     if is_adapter(base):
         raise UnsupportedError(
-            f"{CONFIG}: base_model_name_or_path: {base} is an adapter too; merge that one into its "
-            "base first (merge_and_unload of PEFT)"
+            f"{base} is itself an adapter; merge it into its base first (merge_and_unload of PEFT)",
+            param=f"{CONFIG}: base_model_name_or_path",
         )
     if not (base / _MODEL).is_file():
-        raise CheckpointError(f"{CONFIG}: base_model_name_or_path: {base} has no {_MODEL}")
+        raise CheckpointError(
+            f"{base} has no {_MODEL}; give the folder of the base model",
+            param=f"{CONFIG}: base_model_name_or_path",
+        )
     links = dict(_links(Path(os.path.abspath(adapter)), Path(os.path.abspath(base))))
     size = _vocabulary_size(adapter)
     key = repr((sorted(links.items()), size))

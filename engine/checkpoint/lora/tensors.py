@@ -103,7 +103,7 @@ def read_adapter(path: Path) -> Adapter | None:
     config, file = read_lora_config(folder), folder / WEIGHTS
     if not file.is_file():
         raise CheckpointError(
-            f"{WEIGHTS}: not found in {folder.resolve()}; safetensors is required"
+            f"not found in {folder.resolve()}; safetensors is required", param=WEIGHTS
         )
     whole: dict[str, StoredTensor] = {}
     parts: dict[str, dict[str, StoredTensor]] = {}
@@ -115,13 +115,15 @@ def read_adapter(path: Path) -> Adapter | None:
             parts.setdefault(match[1], {})[match[2] or match[3]] = tensor
         elif "lora_" in name or not name.endswith((".weight", ".bias")):
             raise UnsupportedError(
-                f"{tensor.name}: in {WEIGHTS}: LoRA of this kind is not supported"
+                f"LoRA tensors of this kind are not supported (in {WEIGHTS})", param=tensor.name
             )
         else:
             name = name.replace(".base_layer.", ".")
             whole[name] = replace(tensor, name=name)
         if not tensor.is_float:
-            raise CheckpointError(f"{tensor.name}: has dtype {tensor.type_name} in {WEIGHTS}")
+            raise CheckpointError(
+                f"must be of floats (got dtype {tensor.type_name} in {WEIGHTS})", param=tensor.name
+            )
     return Adapter(
         whole, {f"{name}.weight": _low_rank(name, parts[name], config) for name in parts}
     )
@@ -130,15 +132,17 @@ def read_adapter(path: Path) -> Adapter | None:
 def _low_rank(module: str, parts: dict[str, StoredTensor], config: LoraConfig) -> LowRank:
     for name in "AB":
         if name not in parts:
-            raise CheckpointError(f"{module}: has no lora_{name} in {WEIGHTS}")
+            raise CheckpointError(f"has no lora_{name} in {WEIGHTS}", param=module)
     a, b, magnitude = parts["A"], parts["B"], parts.get("magnitude")
     is_pair = len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] > 0
     if not is_pair:
         raise CheckpointError(
-            f"{module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} in {WEIGHTS} do not fit"
+            f"lora_A {list(a.shape)} and lora_B {list(b.shape)} in {WEIGHTS} do not fit together",
+            param=module,
         )
     if magnitude is not None and magnitude.num_elements != b.shape[0]:
         raise CheckpointError(
-            f"{magnitude.name}: has shape {list(magnitude.shape)}, not [{b.shape[0]}], in {WEIGHTS}"
+            f"must have shape [{b.shape[0]}] (got {list(magnitude.shape)} in {WEIGHTS})",
+            param=magnitude.name,
         )
     return LowRank(a, b, magnitude, config.scale(module, a.shape[0]))

@@ -75,12 +75,12 @@ def read_into(memory: Tensor, file: io.FileIO, tensor: StoredTensor, start: int)
         while rest:
             count = os.preadv(file.fileno(), [rest], offset)
             if count == 0:
-                raise OSError("it has become shorter than its header says")
+                raise OSError("the file is shorter now than its header says")
             rest = rest[count:]
             offset += count
     except OSError as error:
         raise CheckpointError(
-            f"{tensor.name}: cannot be read from {tensor.file}: {error}"
+            f"cannot be read from {tensor.file}: {error}", param=tensor.name
         ) from None
 
 
@@ -93,4 +93,4 @@ def open_file(file: Path) -> io.FileIO:
     try:
         return file.open("rb", buffering=0)
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be opened: {error.strerror}") from None
+        raise CheckpointError(f"cannot be opened: {error.strerror}", param=str(file)) from None

@@ -31,11 +31,13 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
         found = {tensor.name: tensor for tensor in read_file(file)}
         for name in promised:
             if name not in found:
-                raise CheckpointError(f"{name}: {INDEX} says {file.name}, which lacks it")
+                raise CheckpointError(
+                    f"not found in {file.name}, although {INDEX} names that file", param=name
+                )
         for name, tensor in found.items():
             if name in stored:
                 raise CheckpointError(
-                    f"{name}: found in both {stored[name].file.name} and {file.name}"
+                    f"found in both {stored[name].file.name} and {file.name}", param=name
                 )
             stored[name] = tensor
     adapter = read_adapter(path)
@@ -76,13 +78,16 @@ def _shards(path: Path) -> dict[Path, list[str]]:
     for name in weight_map.names():
         file = weight_map.text(name)
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise weight_map.error(name, f"must name a .safetensors file beside it (got {file!r})")
+            raise weight_map.error(
+                name, f"must name a .safetensors file in the same folder (got {file!r})"
+            )
         shards.setdefault(path / file, []).append(name)
     for file_path, names in shards.items():
         if not file_path.is_file():
             raise CheckpointError(
-                f"{file_path.name}: not found in {path}, but {INDEX} says that it holds "
-                f"{names[0]} and {len(names) - 1} more tensors"
+                f"not found in {path}; {INDEX} says that it holds {names[0]} and {len(names) - 1} "
+                "more tensors",
+                param=file_path.name,
             )
     return shards
 
@@ -91,7 +96,10 @@ def _no_weights(path: Path) -> CheckpointError:
     pickled = sorted(file.name for kind in ("*.bin", "*.pt", "*.pth") for file in path.glob(kind))
     if pickled:
         return CheckpointError(
-            f"{path}: holds only pickled weights ({pickled[0]}), which can execute code and are "
-            f"never loaded; convert them to {SINGLE} (save_pretrained of transformers does)"
+            f"holds only pickled weights ({pickled[0]}), which can execute code and are "
+            f"never loaded; convert them to {SINGLE} (save_pretrained of transformers does)",
+            param=str(path),
         )
-    return CheckpointError(f"{path}: has neither {SINGLE} nor {INDEX}; safetensors is required")
+    return CheckpointError(
+        f"has neither {SINGLE} nor {INDEX}; safetensors is required", param=str(path)
+    )

@@ -98,7 +98,7 @@ def read_file(file: Path) -> Iterator[StoredTensor]:
             length = int.from_bytes(content.read(8), "little")
             header = json.loads(content.read(length))
     except (SafetensorError, OSError, ValueError) as error:
-        text = f"{file}: corrupt or truncated safetensors file: {error}"
+        text = f"corrupt or truncated safetensors file: {error}"
         raise unreadable(file, text) from None
     for name, fields in header.items():
         if name != "__metadata__":

@@ -132,7 +132,8 @@ class Beam(Request):
             self.finish = Finish("stop")
         elif len(finished) < num_asked:
             text = (
-                f"beam_width: only {len(finished)} different outputs are possible, not {num_asked}"
+                f"beam_width: only {len(finished)} different outputs are possible (asked for: "
+                f"{num_asked})"
             )
             self.finish = Finish("error", error=RequestError(text))
         else:

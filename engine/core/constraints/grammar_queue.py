@@ -66,8 +66,8 @@ class GrammarQueue:
         future = self._compiler.compile(spec, tenant) if self._has_room(spec, tenant) else None
         if future is None:
             raise QueueFullError(
-                f"Maximum queue size of {_MAX_COST} characters of grammars reached "
-                f"({spec.field}, before they are compiled); try again later"
+                f"Maximum queue size of {_MAX_COST} characters of grammars reached ({spec.field}: "
+                "waiting to be compiled); try again later"
             )
         self._scheduler.add(siblings, hold=True)
         self._waiting[uid] = _Wait(spec, tenant, future)

@@ -53,7 +53,10 @@ def load_processors(context: ProcessorContext) -> dict[str, LogitsProcessor]:
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "no package"
         shown = f"logits processor {point.name!r} ({point.value}, {package})"
         if point.name in found:
-            raise ConfigError("another package has one of the same name", param=shown)
+            raise ConfigError(
+                "another installed package has a processor of the same name; uninstall one of them",
+                param=shown,
+            )
         try:
             found[point.name] = point.load()(context)
         except Exception as error:
@@ -120,7 +123,8 @@ class Processors:
         except ValueError as error:
             raise RequestError(str(error), param=f"{field}.args") from None
         except Exception as error:
-            log.exception("%s.args: the processor cannot check them", field)
+            log.exception("%s.args: the processor failed to check its arguments", field)
             raise RequestError(
-                f"the processor cannot check them: {type(error).__name__}", param=f"{field}.args"
+                f"the processor failed to check its arguments: {type(error).__name__}",
+                param=f"{field}.args",
             ) from error

@@ -1,4 +1,4 @@
-"""SamplingConstraints: what the host decides about the tokens of a step, as only it can."""
+"""Host-side sampling constraints: grammar masks, required tokens, thinking budget."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _ask(processor: LogitsProcessor, rows: Sequence[ProcessorRow]) -> list[Adjus
     try:
         answers: list[Adjustment | Exception] = [*processor.adjust(rows)]
         if len(answers) != len(rows):
-            raise ValueError(f"{len(answers)} adjustments for {len(rows)} rows")
+            raise ValueError(f"{len(answers)} adjustments for {len(rows)} rows: give one per row")
     except Exception as error:
         if len(rows) == 1:
             return [error]
@@ -138,7 +138,9 @@ class _Found:
         if ids.dtype.kind not in "iu":
             raise ValueError(f"token ids must be integers (got {ids.dtype})")
         if ids.min() < 0 or ids.max() >= self._vocab_size:
-            raise ValueError(f"a token id is outside the vocabulary (0 to {self._vocab_size - 1})")
+            raise ValueError(
+                f"token ids must be 0 to {self._vocab_size - 1}, within the vocabulary"
+            )
         if not (numbers < np.inf).all():
             raise ValueError("a value is NaN or positive infinity")
         return ids.astype(np.int64), numbers.clip(max=_LARGEST)
@@ -147,7 +149,7 @@ class _Found:
         numbers = np.asarray(values)
         if numbers.shape != (self._vocab_size,):
             raise ValueError(
-                f"values of shape {list(numbers.shape)}; it must be [{self._vocab_size}]"
+                f"values must have shape [{self._vocab_size}] (got {list(numbers.shape)})"
             )
         if numbers.dtype.kind not in "iuf":
             raise ValueError(f"values must be numbers (got {numbers.dtype})")
@@ -244,7 +246,7 @@ class SamplingConstraints:
 def _mask(
     request: Request, left: NDArray[np.int32], num_output_tokens: int
 ) -> NDArray[np.int32] | None:
-    """Return the mask of a row, of which `left` may be drawn; None if the device knows it.
+    """Return the allowed tokens of a row, within `left`; None if the device knows them.
 
     A token that is required must come, if a grammar does not forbid it. What is forbidden beyond
     that is allowed if nothing else is left. A grammar that leaves nothing fails with whatever

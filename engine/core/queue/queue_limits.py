@@ -79,7 +79,8 @@ class QueueLimits:
         """Return the error for a request that another one has displaced from the full queue."""
         return QueueFullError(
             f"Maximum queue size of {self.max_sequences} requests or {self.max_tokens} prompt "
-            "tokens reached, and another request took the place; try again later"
+            "tokens reached, and a request that goes before this one took its place; try again "
+            "later"
         )
 
 

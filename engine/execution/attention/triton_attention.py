@@ -29,14 +29,13 @@ class TritonAttention:
         group = num_heads // num_kv_heads
         if head_dim % 16 or not 32 <= head_dim <= 256:
             raise UnsupportedError(
-                f"head_dim: must be a multiple of 16 from 32 to 256 on a GPU (got {head_dim})",
-                param="config.json",
+                f"must be a multiple of 16 from 32 to 256 on a GPU (got {head_dim})",
+                param="config.json: head_dim",
             )
         if group > MAX_GROUP:
             raise UnsupportedError(
-                f"num_key_value_heads: at most {MAX_GROUP} query heads can share one "
-                f"on a GPU (got {group})",
-                param="config.json",
+                f"at most {MAX_GROUP} query heads may share one KV head on a GPU (got {group})",
+                param="config.json: num_key_value_heads",
             )
 
     def plan(self, batch: Batch) -> StepAttention:

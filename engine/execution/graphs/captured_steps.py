@@ -173,6 +173,7 @@ class CapturedSteps:
             if not is_out_of_memory(error):
                 raise
             raise InsufficientMemoryError(
-                f"gpu_memory_utilization: no memory is left for {total} CUDA graphs beside the KV "
-                "cache; lower it, or set enforce_eager to do without them"
+                f"no memory is left for {total} CUDA graphs beside the KV cache; lower it, or set "
+                "enforce_eager to run without CUDA graphs",
+                param="gpu_memory_utilization",
             ) from None

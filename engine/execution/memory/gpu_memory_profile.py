@@ -79,10 +79,10 @@ def memory_before_loading(config: ResolvedConfig, device: torch.device) -> Memor
     share = gpu_share(config, before.total)
     if cache_fills_share(config) and before.free < share:
         raise InsufficientMemoryError(
-            f"gpu_memory_utilization: {config.gpu_memory_utilization:g} of {gib(before.total)} is "
-            f"{gib(share)}, but only {gib(before.free)} of memory is free on {device}; end what "
-            "else uses it, or lower gpu_memory_utilization to at most "
-            f"{int(100 * before.free / before.total) / 100:g}"
+            f"{config.gpu_memory_utilization:g} of {gib(before.total)} is {gib(share)}, but only "
+            f"{gib(before.free)} of memory is free on {device}; end other programs on it, or lower "
+            f"gpu_memory_utilization to at most {int(100 * before.free / before.total) / 100:g}",
+            param="gpu_memory_utilization",
         )
     return before
 
@@ -118,9 +118,10 @@ def profile_memory(
         if not is_out_of_memory(error):
             raise
         raise InsufficientMemoryError(
-            f"max_num_batched_tokens: a step of {config.max_num_batched_tokens} tokens does not "
+            f"a step of {config.max_num_batched_tokens} tokens does not "
             f"fit into the {gib(loaded.free)} of memory free on {device} beside {gib(weights)} of "
-            "weights; lower max_num_batched_tokens or max_num_seqs"
+            "weights; lower max_num_batched_tokens or max_num_seqs",
+            param="max_num_batched_tokens",
         ) from None
     peak = torch.cuda.max_memory_reserved(device)
     after = take_snapshot(device)

@@ -115,18 +115,20 @@ def plan_kv_cache(
         if config.max_model_len is not None or fitting_len < 2:
             needed = windows.sequence_blocks(max_model_len) * bytes_per_block
             raise InsufficientMemoryError(
-                f"max_model_len: one sequence of {max_model_len} tokens needs {gib(needed)} of KV "
+                f"one sequence of {max_model_len} tokens needs {gib(needed)} of KV "
                 f"cache, but only {max(0, num_blocks - 1)} blocks of {config.block_size} tokens "
-                f"fit{_beside(profile)}; {_remedies(config, profile, fitting_len)}"
+                f"fit{_beside(profile)}; {_remedies(config, profile, fitting_len)}",
+                param="max_model_len",
             )
         max_model_len = fitting_len
     num_bytes = num_blocks * bytes_per_block
     if free < num_bytes:  # happens only where the user set the size
         by_blocks = config.num_gpu_blocks_override is not None
         raise InsufficientMemoryError(
-            f"{'num_gpu_blocks_override' if by_blocks else 'kv_cache_memory_bytes'}: a KV cache of "
+            f"a KV cache of "
             f"{gib(num_bytes)} does not fit into the {gib(free)} free on {device.type}"
-            f"{_beside(profile)}; lower it"
+            f"{_beside(profile)}; lower it",
+            param="num_gpu_blocks_override" if by_blocks else "kv_cache_memory_bytes",
         )
     return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes, windows)
 
@@ -140,8 +142,9 @@ def require_room_for_weights(num_bytes: int, device: torch.device, config: Resol
     free = _free_bytes(device)
     if num_bytes > free:
         raise InsufficientMemoryError(
-            f"model: its weights need {gib(num_bytes)}, but only {gib(free)} of memory is free "
-            f"on {device.type}; choose a smaller model or dtype, or free some memory"
+            f"the weights need {gib(num_bytes)}, but only {gib(free)} of memory is free on "
+            f"{device.type}; choose a smaller model or dtype, or free some memory",
+            param="model",
         )
     if device.type == "cuda" and cache_fills_share(config):
         total = torch.cuda.mem_get_info(device)[1]
@@ -154,8 +157,9 @@ def require_room_for_tables(model: nn.Module, device: torch.device, max_model_le
     num_bytes, free = sum(buffer.nbytes for buffer in model.buffers()), _free_bytes(device)
     if num_bytes > free:
         raise InsufficientMemoryError(
-            f"max_model_len: the rotary tables of {max_model_len} positions need {gib(num_bytes)}, "
-            f"but only {gib(free)} of memory is free on {device.type}; lower it"
+            f"the rotary tables of {max_model_len} positions need {gib(num_bytes)}, "
+            f"but only {gib(free)} of memory is free on {device.type}; lower it",
+            param="max_model_len",
         )
 
 
@@ -170,9 +174,10 @@ def swap_space_bytes(config: ResolvedConfig, plan: KVCachePlan, device: torch.de
     free = max(0, _free_bytes(torch.device("cpu")) - (plan.num_bytes if on_host else 0))
     if num_bytes > free:
         raise InsufficientMemoryError(
-            f"swap_space: {gib(num_bytes)} does not fit into the {gib(free)} of the host's memory "
+            f"{gib(num_bytes)} does not fit into the {gib(free)} of the host's memory "
             f"that is free{' beside the KV cache' if on_host else ''}; lower it, or free some "
-            "memory"
+            "memory",
+            param="swap_space",
         )
     return num_bytes
 
@@ -185,18 +190,20 @@ def _gpu_budget(config: ResolvedConfig, profile: MemoryProfile) -> int:
     budget = share - profile.fixed - profile.activations
     if budget <= 0:
         raise InsufficientMemoryError(
-            f"max_num_batched_tokens: a step of {config.max_num_batched_tokens} tokens takes "
+            f"a step of {config.max_num_batched_tokens} tokens takes "
             f"{gib(profile.activations)} beside {gib(profile.fixed)} of the model, which "
             f"leaves no KV cache of {_share_text(config, profile.total)}; lower "
-            "max_num_batched_tokens or max_num_seqs, or raise gpu_memory_utilization"
+            "max_num_batched_tokens or max_num_seqs, or raise gpu_memory_utilization",
+            param="max_num_batched_tokens",
         )
     return budget
 
 
 def _model_too_large(config: ResolvedConfig, num_bytes: int, total: int) -> InsufficientMemoryError:
     return InsufficientMemoryError(
-        f"model: it takes {gib(num_bytes)}, which leaves nothing of {_share_text(config, total)}; "
-        "choose a smaller model or dtype, or raise gpu_memory_utilization"
+        f"the weights take {gib(num_bytes)}, which leaves nothing of {_share_text(config, total)}; "
+        "choose a smaller model or dtype, or raise gpu_memory_utilization",
+        param="model",
     )
 
 

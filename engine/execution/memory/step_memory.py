@@ -47,6 +47,6 @@ def with_memory(schedule: SchedulerOutput, device: torch.device, work: Callable[
     cache_size = "kv_cache_memory_bytes" if device.type == "cpu" else "gpu_memory_utilization"
     raise StepOutOfMemoryError(
         f"out of memory on {device} in a step of {schedule.num_rows} sequences and "
-        f"{schedule.total_num_tokens} tokens ({reason}); lower {cache_size} to leave more beside "
-        "the KV cache, or max_num_batched_tokens or max_num_seqs for smaller steps"
+        f"{schedule.total_num_tokens} tokens ({reason}); lower {cache_size} to leave more memory "
+        "beside the KV cache, or lower max_num_batched_tokens or max_num_seqs for smaller steps"
     )

@@ -40,7 +40,9 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         return granite(fields, architecture, mlp, rope, _NAMES)
     kinds = fields.texts("layer_types")
     if kinds is None or not set(kinds) <= _ATTENTION:
-        raise fields.unsupported("layer_types", "is supported only where all layers are attention")
+        raise fields.unsupported(
+            "layer_types", "is supported only if all layers are attention layers"
+        )
     rotates = fields.raw("position_embedding_type") == "rope"
     fields = fields.without("layer_types")  # of which others have windows
     return granite(fields, architecture, mlp, rope if rotates else None, _NAMES)

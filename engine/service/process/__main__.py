@@ -22,7 +22,12 @@ from engine.service.process.serve import configure, serve
 def main() -> None:
     """Entry point of the process."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fd", type=int, required=True, help="connected socket to the engine stub")
+    parser.add_argument(
+        "--fd",
+        type=int,
+        required=True,
+        help="file descriptor of the socket that is connected to the engine stage",
+    )
     arguments = parser.parse_args()
     configure()
 

@@ -24,7 +24,7 @@ _PART_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
 _DECODER = msgspec.msgpack.Decoder(DetokenizerInput)
-_NOT_OURS = "detokenizer_input: is for the responses of the engine; call the model ensemble"
+_NOT_OURS = "detokenizer_input: is set by the engine stage; call the ensemble model"
 
 
 def decode_message(data: memoryview, link: DetokenizerEnd) -> DetokenizerInput:

@@ -221,7 +221,7 @@ class Preprocessor:
         self._check_characters(field, prompt, cuts)
         ids = self._tokenizer.encode(prompt, add_special_tokens=special, field=field)
         if not ids:
-            raise RequestError("holds no tokens", param=field)
+            raise RequestError("must hold at least one token", param=field)
         return token_array(field, ids)
 
     def _check_characters(self, field: str, prompt: str, cuts: bool) -> None:

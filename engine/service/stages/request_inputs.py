@@ -161,7 +161,7 @@ def requested_outputs(inputs: InputReader) -> list[str]:
 def _check_one_prompt(prompts: Mapping[str, str | TokenIds | None]) -> None:
     given = [name for name, prompt in prompts.items() if prompt is not None]
     if len(given) > 1:
-        raise RequestError("give one of them only", param=given)
+        raise RequestError("give only one prompt; leave out the others", param=given)
     if not given:
         raise RequestError(
             "is missing (give text_input, messages or input_ids)", param="text_input"

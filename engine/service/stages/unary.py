@@ -149,7 +149,7 @@ class UnaryStage:
         if any_boolean(inputs, "stream", "streaming"):
             raise UnsupportedError(
                 "must be false for a model that answers once; call "
-                f"{self._config.served_model_name or 'ensemble'} for a stream",
+                f"{self._config.served_model_name or 'ensemble'} to stream",
                 param="stream",
             )
         asked = parse_inputs(call.tensors, call.parameters, call.timeout_us)

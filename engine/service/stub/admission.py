@@ -42,7 +42,7 @@ class PoisonRequestGuard:
             deaths, _ = self._deaths.get(fingerprint, (0, 0.0))
         if deaths >= _MAX_DEATHS:
             raise SuspectRequestError(
-                f"refused: the engine died each of the {deaths} times that it worked on this "
+                f"refused: the engine process died each of the {deaths} times that it ran this "
                 "request"
             )
 

@@ -137,8 +137,8 @@ def _client_fields(
     refuse_unsupported(inputs)
     if inputs.boolean("exclude_input_in_output") is False:
         raise UnsupportedError(
-            "must be true, as token_ids are those of the output; for the "
-            "prompt before it call the ensemble",
+            "must be true: token_ids hold the output alone; to get the prompt too, call the "
+            "ensemble",
             param="exclude_input_in_output",
         )
     fields, names = sampling_tensors(inputs)
@@ -157,7 +157,10 @@ def _checked_client(inputs: InputReader, params: SamplingParams, ready: Ready) -
             "needs detokenised output; call the ensemble model", param="return_sections"
         )
     if params.truncate_prompt_tokens is not None:
-        raise RequestError("cut input_ids, or call the ensemble", param="truncate_prompt_tokens")
+        raise RequestError(
+            "is applied by the tokenizer stage; truncate input_ids yourself, or call the ensemble",
+            param="truncate_prompt_tokens",
+        )
     end_id = inputs.integer("end_id")
     if end_id is None:
         return params
@@ -172,7 +175,7 @@ def check_stop_id(request_id: str) -> None:
         RequestError: it has none, or one that no request can have.
     """
     if not request_id:
-        raise RequestError("needs the id of the request to cancel as its request id", param="stop")
+        raise RequestError("needs a request id: that of the request to cancel", param="stop")
     check_size("request id", len(request_id), MAX_REQUEST_ID_CHARACTERS, "characters")
 
 
@@ -205,5 +208,5 @@ def parse_options(tensors: Tensors, max_prefix_bytes: int) -> ResponseOptions | 
         return msgspec.msgpack.decode(data, type=ResponseOptions)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RequestError(
-            "is for the tokenizer stage; leave it out", param="response_options"
+            "is set by the tokenizer stage; leave it out", param="response_options"
         ) from None

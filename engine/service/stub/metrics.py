@@ -20,8 +20,8 @@ from engine.errors import EngineDeadError, QueueFullError, RequestError, Suspect
 from engine.protocol.messages import HistogramDelta, Ready, Stats
 
 _GAUGES = {
-    "num_running": ("num_requests_running", "Sequences that run."),
-    "num_waiting": ("num_requests_waiting", "Sequences that wait to run."),
+    "num_running": ("num_requests_running", "Sequences that are running."),
+    "num_waiting": ("num_requests_waiting", "Sequences that are waiting to run."),
     "kv_cache_usage": ("kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1."),
 }
 _COUNTERS = {
@@ -30,9 +30,15 @@ _COUNTERS = {
     "num_preemptions": ("num_preemptions_total", "Preempted sequences."),
     "num_prefix_queries": ("prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
     "num_prefix_hits": ("prefix_cache_hits_total", "Tokens found in the prefix cache."),
-    "num_drafts": ("spec_decode_num_drafts_total", "Guesses of a sequence's next tokens."),
-    "num_draft_tokens": ("spec_decode_num_draft_tokens_total", "Tokens guessed."),
-    "num_accepted_tokens": ("spec_decode_num_accepted_tokens_total", "Guesses that were right."),
+    "num_drafts": (
+        "spec_decode_num_drafts_total",
+        "Drafts, each of one or more tokens of a sequence.",
+    ),
+    "num_draft_tokens": ("spec_decode_num_draft_tokens_total", "Tokens in drafts."),
+    "num_accepted_tokens": (
+        "spec_decode_num_accepted_tokens_total",
+        "Draft tokens that were accepted.",
+    ),
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "Seconds from arrival to the first token.",
@@ -230,14 +236,14 @@ class EngineMetrics:
         }
         self._gauges["expert_imbalance"] = board.gauge(
             "trident:expert_imbalance",
-            "Choices of the busiest expert over the mean, in the layer where it is highest.",
+            "Load of the busiest expert over the mean load, in the layer where that is highest.",
         )
         self._counters = {
             field: board.counter(f"vllm:{name}", text) for field, (name, text) in _COUNTERS.items()
         }
         self._finished = {
             reason: board.counter(
-                "vllm:request_success_total", "Sequences that ended.", finished_reason=reason
+                "vllm:request_success_total", "Sequences that have ended.", finished_reason=reason
             )
             for reason in _FINISH_REASONS
         }
@@ -247,14 +253,14 @@ class EngineMetrics:
         }
         self._refused = {
             reason: board.counter(
-                "trident:requests_refused_total", "Requests answered by an error.", reason=reason
+                "trident:requests_refused_total", "Requests answered with an error.", reason=reason
             )
             for reason in _REFUSALS
         }
         self._cache: Metric | None = None
         self._up = board.gauge("trident:engine_up", "Whether the engine takes requests, 0 or 1.")
         self._restarts = board.counter(
-            "trident:engine_restarts_total", "Starts of the engine process after the first."
+            "trident:engine_restarts_total", "Restarts of the engine process."
         )
 
     def update(self, stats: Stats) -> None:

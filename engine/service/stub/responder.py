@@ -229,7 +229,7 @@ class Responder:
         self._client.check_ready()
         # Once: of a request of the ensemble, Triton tells this only if the client left before.
         if sender.is_cancelled():
-            raise RequestCancelledError("the client has gone")
+            raise RequestCancelledError("the client has disconnected")
         inputs = parse_engine_inputs(
             tensors,
             request_parameters(request),

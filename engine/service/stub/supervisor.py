@@ -64,7 +64,7 @@ class Watchdog:
     def _complaint(self, process: EngineProcess, silent_s: float) -> str:
         timeout_s = self._heartbeat_timeout_s if process.is_ready else _LOADING_TIMEOUT_S
         if silent_s > timeout_s:
-            return f"hung: it gave no sign of life for {silent_s:g} s"
+            return f"hung: it sent no heartbeat for {silent_s:g} s"
         if process.iteration_s > self._step_timeout_s:
             return f"hung in a step of {process.iteration_s:.0f} s"
         return ""
@@ -171,7 +171,8 @@ class Supervisor:
         health = self._health  # another thread may replace it between two looks
         if health.state == "restarting":
             raise EngineDeadError(
-                f"{health.detail}; another one is being started, try again in a few seconds"
+                f"{health.detail}; a new engine process is being started, try again in a few "
+                "seconds"
             )
         if health.state != "ready":
             raise EngineDeadError(health.detail)
@@ -197,7 +198,7 @@ class Supervisor:
         if (process := self._process) is not None:
             # One that hangs may not even take the message, and one that loads does not hear it.
             patience_s = _CLOSE_TIMEOUT_S if process.is_ready else 0.0
-            kill = threading.Timer(patience_s, process.kill, ["did not end when it was told to"])
+            kill = threading.Timer(patience_s, process.kill, ["did not end when it was asked to"])
             kill.start()
             if process.is_ready:
                 process.send(Shutdown())

@@ -101,14 +101,16 @@ class Sandbox:
                 raise EOFError
         except (OSError, EOFError):
             self.close()
-            raise TridentError("the process that tries grammars cannot be started") from None
+            raise TridentError("the process that compiles grammars cannot be started") from None
         return child
 
 
 def _fault(child: subprocess.Popen[bytes], error: Exception) -> Exception:
     """Return what to raise for a trial that ended with `error` instead of a reply."""
     if isinstance(error, _NoProcessorError):
-        return TridentError(f"the grammar could not be tried within {_MAX_WALL_S:g} s; try again")
+        return TridentError(
+            f"the grammar could not be compiled within {_MAX_WALL_S:g} s; try again"
+        )
     if isinstance(error, TimeoutError):
         limit = f"{_MAX_CPU_S:g} s"
     else:
@@ -116,7 +118,7 @@ def _fault(child: subprocess.Popen[bytes], error: Exception) -> Exception:
             child.wait(_MAX_END_S)
         # Its own limits end it by other signals: this is the system's, which lacks memory.
         if child.returncode == -signal.SIGKILL:
-            return TridentError("the process that tries grammars was killed; try again")
+            return TridentError("the process that compiles grammars was killed; try again")
         limit = "1 GiB, or the stack"
     return GrammarTextError(f"is too complex: compiling it takes more than {limit}")
 

@@ -72,7 +72,7 @@ def _character(written: str) -> str:
         return _ESCAPES.get(written[1], written[1])
     code = int(written[2:] or "0", 16)
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise GrammarTextError(f"{written} is no character")
+        raise GrammarTextError(f"{written} is not a valid character")
     return chr(code)
 
 

@@ -45,7 +45,7 @@ class HostBudget:
         allowed_s = self._start_s + self._token_s * self.num_tokens
         if cpu_s > _MAX_MASK_S or self.spent_s > allowed_s:
             raise GrammarTextError(
-                f"is too ambiguous: after {self.num_tokens} tokens their masks have taken "
-                f"{1e3 * self.spent_s:.0f} ms, the last one {1e3 * cpu_s:.0f} ms; write rules of "
-                "which only one matches each text (left-recursive, with longer terminals)"
+                f"is too ambiguous: after {self.num_tokens} tokens its masks have taken "
+                f"{1e3 * self.spent_s:.0f} ms, the last one {1e3 * cpu_s:.0f} ms; write rules so "
+                "that only one matches each text (left-recursive, with longer terminals)"
             )

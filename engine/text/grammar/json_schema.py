@@ -144,7 +144,7 @@ def prepare_schema(
         drop_unreachable(schema, schemas)
     allow_any_of_exclusive(schema, schemas)
     if not _Finite(schema).holds(schema):
-        raise GrammarTextError("#: no finite document can match: it requires itself")
+        raise GrammarTextError("#: no finite document can match: the schema requires itself")
     options = {"lenient": not strict, "coerce_one_of": not strict}
     return {**schema, "x-guidance": {**options, **_whitespace(whitespace_pattern)}}
 
@@ -156,7 +156,7 @@ def _whitespace(pattern: str | None) -> dict[str, Any]:
         return {"whitespace_flexible": False}
     error = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(portable(pattern)))
     if error:
-        raise GrammarTextError(f"whitespace_pattern: is no regular expression: {error}")
+        raise GrammarTextError(f"whitespace_pattern: is not a valid regular expression: {error}")
     return {"whitespace_pattern": portable(pattern)}
 
 

@@ -22,7 +22,7 @@ from engine.text.grammar.vocabulary import TextEnds
 _WORD_BITS = 32
 _MAX_AHEAD = 4096  # tokens that are taken before the sequence has them
 _NO_TOKEN = 2**31 - 1
-_NOTHING_LEFT = "no token of it is left, with what else the request allows"
+_NOTHING_LEFT = "no token is left that both the grammar and the rest of the request allow"
 
 
 class _Ahead(NamedTuple):

@@ -73,7 +73,7 @@ def merged(fields: Mapping[str, Any]) -> dict[str, Any]:
         if not asked:
             raise RequestError("needs guided_json, or response_format", param=_OLDER_WHITESPACE)
     if len({spec.key for spec in asked.values()}) > 1:
-        raise RequestError(f"give one of them, not {len(asked)}", param=[*asked])
+        raise RequestError(f"give only one of them (got {len(asked)})", param=[*asked])
     if asked:
         rest[FIELD] = next(iter(asked.values()))
     return rest
@@ -107,7 +107,9 @@ def parse_structured_outputs(value: Any, field: str = FIELD) -> GrammarSpec:
     options |= _compact(is_compact, options, field)
     if "whitespace_pattern" in options and name not in ("json", "json_object", "structural_tag"):
         given = "disable_any_whitespace" if is_compact else "whitespace_pattern"
-        raise RequestError("is for json, json_object and structural_tag", param=f"{field}.{given}")
+        raise RequestError(
+            "is supported with json, json_object and structural_tag only", param=f"{field}.{given}"
+        )
     if name == "json_object":
         if content is not True:
             raise RequestError("must be true or false", param=f"{field}.json_object")
@@ -121,13 +123,17 @@ def _compact(value: Any, options: Mapping[str, Any], field: str) -> dict[str, An
     if not isinstance(value, bool):
         raise RequestError("must be true or false", param=name)
     if value and "whitespace_pattern" in options:
-        raise RequestError("give it or whitespace_pattern, not both", param=name)
+        raise RequestError(
+            "cannot be given together with whitespace_pattern; leave one out", param=name
+        )
     return {"whitespace_pattern": ""} if value else {}
 
 
 def _with_whitespace(spec: GrammarSpec, pattern: Any) -> GrammarSpec:
     if spec.kind not in ("json_schema", "structural_tag"):
-        raise RequestError(f"is for JSON, not for {spec.field}", param=_OLDER_WHITESPACE)
+        raise RequestError(
+            f"is supported for JSON only, not for {spec.field}", param=_OLDER_WHITESPACE
+        )
     if not isinstance(pattern, str):
         raise RequestError("must be a string", param=_OLDER_WHITESPACE)
     check_size(_OLDER_WHITESPACE, len(pattern), MAX_WHITESPACE_CHARACTERS, "characters")
@@ -143,7 +149,9 @@ def guided_decoding(guide_type: str, guide: str) -> GrammarSpec | None:
     if guide_type == "json":
         if guide:
             raise RequestError(
-                f"{GUIDE_TYPE} json takes none; json_schema takes a schema", param=GUIDE
+                f"must be left out with {GUIDE_TYPE} json; to give a schema, use {GUIDE_TYPE} "
+                "json_schema",
+                param=GUIDE,
             )
         return _spec("json_schema", _ANY_OBJECT, GUIDE_TYPE)
     if not guide_type and not guide:

@@ -150,14 +150,16 @@ class StructuralTags:
         for i, trigger in enumerate(triggers):
             begun = [tag for tag in tags if tag.begin.startswith(trigger)]
             if not begun:
-                raise GrammarTextError(f"{prefix}triggers/{i}: begins none of the {name}")
+                raise GrammarTextError(
+                    f"{prefix}triggers/{i}: is not the beginning of any of the {name}"
+                )
             rests = [
                 f"{self._writer.text(tag.begin.removeprefix(trigger))} {tag.body}" for tag in begun
             ]
             parts.append(f"{self._writer.up_to(trigger, triggers)} ({' | '.join(rests)})")
         for tag in tags:
             if not tag.begin.startswith(tuple(triggers)):
-                raise GrammarTextError(f"{tag.path}/begin: starts with none of the triggers")
+                raise GrammarTextError(f"{tag.path}/begin: must start with one of the triggers")
         one, free = f"({' | '.join(parts)})", self._writer.free(triggers)
         if stop_after_first:
             return one if at_least_one else f"({one} | {free})"

@@ -114,7 +114,7 @@ def _walk(matcher: LLMatcher, vocabulary: Vocabulary, budget: HostBudget) -> Non
         forced_tokens(matcher)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
         if step == 0 and not len(allowed):
-            raise GrammarTextError("nothing can match, with the tokens of this model")
+            raise GrammarTextError("no text of the model's tokens can match")
         going_on = allowed[~np.isin(allowed, vocabulary.eos_token_ids)]
         if not len(going_on) or not matcher.consume_token(int(draw.choice(going_on))):
             break
@@ -138,8 +138,7 @@ def forced_tokens(matcher: LLMatcher) -> list[int]:
     size = len(matcher.compute_ff_bytes())  # in a tenth of the time that their tokens take
     if size > MAX_FORCED_BYTES:
         raise GrammarTextError(
-            f"leaves no choice about {size} bytes, one after the other; at most "
-            f"{MAX_FORCED_BYTES} are allowed"
+            f"leaves no choice about {size} bytes in a row; at most {MAX_FORCED_BYTES} are allowed"
         )
     return matcher.compute_ff_tokens()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.engine_config import EngineConfig
-from engine.errors import ConfigError, UnsupportedError
+from engine.errors import UnsupportedError
 from engine.execution.devices import (
     CPU_LIMITS,
     GPU_LIMITS,
@@ -20,6 +20,7 @@ from engine.execution.devices import (
     resolve,
 )
 from engine.service.stages.tokenizer_queue import TokenizerQueue
+from tests.factories.errors import refuses
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MIB = 2**20
@@ -63,7 +64,9 @@ def test_more_sequences_than_the_kernels_of_a_gpu_serve_are_refused(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: H100[1])
     assert resolve(EngineConfig.parse({"max_num_seqs": 4096}), CUDA).max_num_seqs == 4096
-    with pytest.raises(ConfigError, match=r"^max_num_seqs: must be at most 4096 on a GPU \(got 40"):
+    with refuses(
+        "invalid_setting", "max_num_seqs", match=r"must be at most 4096 on a GPU \(got 40"
+    ):
         resolve(EngineConfig.parse({"max_num_seqs": 4097}), CUDA)
     assert resolve(EngineConfig.parse({"max_num_seqs": 4097}), CPU).max_num_seqs == 4097
 

@@ -10,11 +10,11 @@ import pytest
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
-from engine.errors import ConfigError
 from engine.offline.llm import LLM
 from engine.protocol.messages import AddRequest, SequenceOutput
 from engine.protocol.token_ids import pack_token_ids
 from engine.request.sampling_params import SamplingParams
+from tests.factories.errors import refuses
 from tests.factories.outputs import listed
 
 
@@ -127,7 +127,7 @@ def test_the_start_says_what_it_is(checkpoint: Path, caplog: pytest.LogCaptureFi
     "device", ["nul", "null:", "null:-1", "null:nan", "null:inf", "null:1e9", "null:1ms", "cuda:1"]
 )
 def test_nonsense_is_refused_by_name(device: str) -> None:
-    with pytest.raises(ConfigError, match=r"^device: must be auto, cpu, cuda, or null.*\(got '"):
+    with refuses("invalid_setting", "device", match=r"must be auto, cpu, cuda, or null.*\(got '"):
         EngineConfig.parse({"device": device})
 
 

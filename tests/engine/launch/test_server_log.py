@@ -88,15 +88,15 @@ class TestServerLog:
                 "tritonserver: error while loading shared libraries: libb64.so",
                 "error while loading shared libraries: libb64.so",
             ),
-            ("", "tritonserver ended without saying why"),
+            ("", "tritonserver ended without an error message"),
             (
                 "2026-11-20 16:55:43.370 WARNING trident.kernels: no CPU kernels",
-                "tritonserver ended without saying why",
+                "tritonserver ended without an error message",
             ),
             (  # what a client has sent is not the reason
                 "2026-11-20 16:55:43.370 INFO trident.request: request refused "
                 'error="guided_regex: regex parse error: (?=a) error: call me"',
-                "tritonserver ended without saying why",
+                "tritonserver ended without an error message",
             ),
         ],
     )

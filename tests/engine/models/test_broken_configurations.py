@@ -107,7 +107,10 @@ def test_broken_configurations(fields: Any, message: str, tmp_path: Path) -> Non
         ({**GEMMA, "layer_types": ["sliding_attention"] * 4}, "layer_types: is not supported"),
         ({**GEMMA, "hidden_act": "relu"}, "hidden_act: 'relu'"),
         ({**LLAMA, "rope_scaling": {"type": "ntk"}}, "'ntk' .* supported: default"),
-        ({**LLAMA, "rope_parameters": {"full_attention": {}}}, "rope per layer type"),
+        (
+            {**LLAMA, "rope_parameters": {"full_attention": {}}},
+            "full_attention: settings",
+        ),
         ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ],

@@ -13,7 +13,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine import LLM
 from engine.config.setting_types import Quantization
-from engine.errors import UnsupportedError
 from engine.layers.integer_weight import quantize_groups
 from engine.layers.linear.cpu_packed import CpuPackedLinear
 from engine.layers.linear.int8 import quantize_channels
@@ -23,6 +22,7 @@ from engine.models.process_weights import WeightProcessor
 from engine.weights import fill_with_random_weights, load_weights, loader
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.errors import refuses
 from tests.factories.families import FAMILIES
 from tests.factories.forms import runs_panels
 from tests.factories.paged_model import PagedModel
@@ -209,7 +209,7 @@ def test_settings_that_are_refused(checkpoint: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match=r"^quantization: .*'int8', 'int4', 'fp8', 'awq', "):
         LLM(str(checkpoint), device="cpu", quantization="int3")
     monkeypatch.undo()
-    with pytest.raises(UnsupportedError, match="quantization: int4 needs a dtype other than"):
+    with refuses("unsupported", "quantization", match="int4 needs a dtype other than"):
         LLM(str(checkpoint), device="cpu", dtype="float32", quantization="int4")
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import UnsupportedError
 from engine.layers.rope import DefaultRope
 from engine.models.registry import read_model_spec
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.errors import refuses
 from tests.factories.families import FAMILIES
 from tests.factories.paged_model import PagedModel
 from tests.factories.quantized import change_config
@@ -77,5 +77,5 @@ def test_weights_of_experts_that_are_not_normalised_are_refused(tmp_path: Path) 
     architecture, fields = FAMILIES["qwen3-vl-moe"]
     write_checkpoint(tmp_path, architecture, **fields)
     change_config(tmp_path, norm_topk_prob=False)
-    with pytest.raises(UnsupportedError, match="norm_topk_prob: false is not supported"):
+    with refuses("unsupported", "config.json: text_config: norm_topk_prob"):
         read_model_spec(tmp_path)

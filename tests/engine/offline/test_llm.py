@@ -172,7 +172,7 @@ def test_without_parameters_the_checkpoint_decides(llm: LLM) -> None:
         ([VOCAB], {}, rf"input_ids\[0\]: token id {VOCAB} is outside the vocabulary \(0 to 399\)"),
         ([-1], {}, r"input_ids\[0\]: token id -1 is outside"),
         ([1] * 128, {}, "input_ids: the prompt has 128 tokens; max_model_len is 128"),
-        ([1], {"logprobs": 21}, r"logprobs: 21 exceeds max_logprobs \(20\)"),
+        ([1], {"logprobs": 21}, r"logprobs: must be at most .* 20 \(got 21\)"),
         ([1], {"stop_token_ids": [VOCAB]}, r"stop_token_ids\[0\]: token id 400"),
         ([1], {"logit_bias": {VOCAB: 1.0}}, "logit_bias: token id 400"),
         ([1], {"allowed_token_ids": [5, 999]}, r"allowed_token_ids\[1\]: token id 999"),
@@ -201,7 +201,7 @@ def test_a_bad_request_is_refused_and_nothing_has_run(
     ],
 )
 def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any, index: int) -> None:
-    with pytest.raises(ValueError, match=rf"^prompts\.{index}: must be a text or a list of token"):
+    with pytest.raises(ValueError, match=rf"^prompts\.{index}: must be a string, a list of token"):
         run(llm, prompts, GREEDY)
 
 
@@ -230,7 +230,7 @@ def test_a_call_that_is_interrupted_leaves_nothing_to_the_next(
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"max_model_len": 129}, ConfigError, "max_model_len: 129 exceeds the 128 positions"),
+        ({"max_model_len": 129}, ConfigError, "max_model_len: must be at most 128"),
         (
             {"num_gpu_blocks_override": 17, "block_size": 4, "max_model_len": 65},
             InsufficientMemoryError,

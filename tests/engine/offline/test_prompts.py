@@ -47,7 +47,7 @@ def test_an_unknown_field_of_a_prompt_is_refused(llm: LLM) -> None:
 
 @pytest.mark.parametrize("prompts", [None, 5, b"The quick", [b"The quick"], [{"prompt": b"x"}]])
 def test_what_is_no_text_and_no_list_is_no_prompt(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(ValueError, match=r"^prompts(\.0)?: must be a text or a list of token ids"):
+    with pytest.raises(ValueError, match=r"^prompts(\.0)?: must be a string, a list of token ids"):
         llm.generate(prompts, GREEDY, False)
 
 
@@ -109,12 +109,12 @@ def test_a_template_of_the_callers_own(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chat_template": ["{{ messages }}"]}, "chat_template: must be a text"),
+        ({"chat_template": ["{{ messages }}"]}, "chat_template: must be a string"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: not supported by"),
         ({"chat_template_kwargs": {"thinking": True}}, r"chat_template_kwargs\.thinking: not"),
         (
             {"add_generation_prompt": True, "continue_final_message": True},
-            "continue_final_message: excludes add_generation_prompt",
+            "continue_final_message: cannot be true together with add_generation_prompt",
         ),
     ],
 )

@@ -39,7 +39,5 @@ def test_biases_of_zeros_that_the_model_has_no_place_for(family: str, tmp_path: 
 def test_other_biases_that_the_model_has_no_place_for(value: float, tmp_path: Path) -> None:
     _, quantized = write_quantized("gptq-4", tmp_path)
     _add_biases(quantized, value)
-    with pytest.raises(
-        CheckpointError, match=r"proj\.bias: tensor in model\.safetensors that this"
-    ):
+    with pytest.raises(CheckpointError, match=r"proj\.bias: is not a tensor of this"):
         PagedModel(quantized)

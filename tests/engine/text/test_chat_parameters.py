@@ -99,7 +99,7 @@ def test_what_the_template_would_leave_out_is_refused(fields: dict[str, Any], te
         ({"tools": {}}, "tools: must be a list"),
         ({"tools": [{}]}, r"tools\[0\]\.type: must be 'function'"),
         ({"tools": [{"type": "function"}]}, r"tools\[0\]\.function: must be an object"),
-        ({"tools": [TOOL, TOOL]}, r"tools\[1\]\.function\.name: 'f' is there twice"),
+        ({"tools": [TOOL, TOOL]}, r"tools\[1\]\.function\.name: 'f' occurs twice"),
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
             r"tools\[0\]\.function.name: must be 1 to 128",
@@ -111,10 +111,10 @@ def test_what_the_template_would_leave_out_is_refused(fields: dict[str, Any], te
         ({"add_generation_prompt": 1}, "add_generation_prompt: must be true or false"),
         (
             {"add_generation_prompt": True, "continue_final_message": True},
-            "continue_final_message: excludes",
+            "continue_final_message: cannot be",
         ),
         ({"chat_template_kwargs": []}, "chat_template_kwargs: must be an object"),
-        ({"chat_template_kwargs": {"tokenize": 1}}, r"chat_template_kwargs\.tokenize: is no"),
+        ({"chat_template_kwargs": {"tokenize": 1}}, r"chat_template_kwargs\.tokenize: must be"),
     ],
 )
 def test_wrong_parameters_are_refused_by_name(fields: dict[str, Any], text: str) -> None:
@@ -278,7 +278,9 @@ def test_tool_that_a_template_cannot_render_is_named(index: int) -> None:
 
 def test_templates_that_render_no_tool_blame_the_tools() -> None:
     tokenizer = taking_tools("{% if tools %}{{ raise_exception('No tools') }}{% endif %}")
-    with pytest.raises(RequestError, match=r"^tools: the chat template renders none: .*No tools$"):
+    with pytest.raises(
+        RequestError, match=r"^tools: the chat template cannot render tools: .*No tools$"
+    ):
         render_text(tokenizer, [USER], parse(tools=[FULL]))
 
 

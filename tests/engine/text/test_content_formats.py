@@ -131,7 +131,7 @@ def test_message_that_a_template_leaves_out_is_refused(
     template: Any, messages: list[Any], index: int
 ) -> None:
     refusal = (
-        rf"^messages\[{index}\]\.content: the model's chat template leaves out what the role '"
+        rf"^messages\[{index}\]\.content: the model's chat template leaves out the content of role"
     )
     with pytest.raises(RequestError, match=refusal):
         render_text(with_template(template), check_messages(messages))

@@ -237,8 +237,8 @@ def test_what_fp8_is_not_for_is_refused(tmp_path: Path) -> None:
     architecture, fields = FAMILIES["mixtral"]
     write_checkpoint(tmp_path / "mixture", architecture, **{**fields, "head_dim": 32})
     for folder, dtype, message in (
-        (quantized, "float16", r"^quantization: fp8 is for checkpoints of floats \(.* awq"),
-        (tmp_path / "mixture", "float16", "^quantization: fp8 is not for a mixture of experts"),
+        (quantized, "float16", r"^quantization: fp8 needs a checkpoint of floats \(.* awq"),
+        (tmp_path / "mixture", "float16", "^quantization: fp8 is not supported for a mixture"),
         (tmp_path / "mixture", "float32", "^quantization: fp8 needs a dtype of 16 bits"),
     ):
         byte_level_tokenizer().save_pretrained(folder)

@@ -262,7 +262,7 @@ def test_broken_arguments_go_back_as_the_model_wrote_them(
         ),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "string"),
         ({"tools": [{"type": "x", "function": {"name": "f"}}]}, "tools[0].type", "'function'"),
-        ({"tools": TOOLS + TOOLS[:1]}, "tools[2].function.name", "is there twice"),
+        ({"tools": TOOLS + TOOLS[:1]}, "tools[2].function.name", "occurs twice"),
         (
             {"tool_choice": "required", "structured_outputs": {"regex": "a"}},
             "structured_outputs",

@@ -51,8 +51,8 @@ def post(gateway: str, body: Any, path: str = "/v1/messages", key: str = "free")
 @pytest.mark.parametrize(
     ("path", "body", "key", "status", "kind", "text"),
     [
-        ("", BODY, "none", 401, "authentication_error", "the API key is wrong"),
-        ("/count_tokens", BODY, "none", 401, "authentication_error", "the API key is wrong"),
+        ("", BODY, "none", 401, "authentication_error", "the API key is not valid"),
+        ("/count_tokens", BODY, "none", 401, "authentication_error", "the API key is not valid"),
         ("", {**BODY, "model": "x"}, "free", 404, "not_found_error", "there is no model 'x'"),
         ("/count_tokens", {**COUNT, "model": "x"}, "free", 404, "not_found_error", "no model 'x'"),
         ("/batches", BODY, "free", 404, "not_found_error", "there is no /v1/messages/batches"),

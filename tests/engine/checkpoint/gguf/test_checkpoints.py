@@ -185,21 +185,21 @@ def test_without_a_place_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     [
         ({"general.architecture": "mamba"}, r"general\.architecture: 'mamba' is not supported"),
         ({"llama.expert_count": 8}, "llama: expert_used_count: is missing"),
-        ({"split.count": 3, "split.no": 0}, r"split\.count: the first of 3 parts must be called"),
+        ({"split.count": 3, "split.no": 0}, r"split\.count: the file name "),
         (
             {"split.count": 3, "split.no": 1},
             r"split\.no: the file is a shard of 3; pass the first shard",
         ),
         ({"llama.block_count": None}, "llama: block_count: is missing"),
-        ({"llama.block_count": 2}, r"blk\.2\.\S+: tensor in model-small\.gguf that this"),
+        ({"llama.block_count": 2}, r"blk\.2\.\S+: is not a tensor of this"),
         ({"llama.block_count": 4}, r"blk\.3\.attn_q\.weight: missing"),
         ({"llama.embedding_length": 128}, r"output\.weight: has shape \[400, 256\]"),
         ({"llama.feed_forward_length": -1}, "feed_forward_length: must be an integer"),
-        ({"llama.attention.value_length": 32}, r"value_length: must be 64"),
+        ({"llama.attention.value_length": 32}, r"value_length: must equal "),
         ({"llama.rope.scaling.type": "odd"}, "rope.scaling.factor: is missing"),
         ({"tokenizer.ggml.model": "odd"}, "tokenizer cannot be read: .*'odd'"),
         ({"general.alignment": 0}, "general.alignment: must be a positive integer"),
-        ({"tokenizer.ggml.eos_token_id": 9999}, "eos_token_id: 9999 is not one of the 400 tokens"),
+        ({"tokenizer.ggml.eos_token_id": 9999}, "eos_token_id: must be a token id below 400"),
     ],
 )
 def test_fields_that_are_wrong(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_file_in_parts(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"split\.no: the file is a shard of \d; pass"):
         resolve_checkpoint(str(parts[1]))
     parts[2].unlink()
-    with pytest.raises(CheckpointError, match=f"{parts[2].name}: not found, but {parts[0].name}"):
+    with pytest.raises(CheckpointError, match=f"{parts[2].name}: not found; {parts[0].name}"):
         logits(folder)
 
 

@@ -16,6 +16,7 @@ from engine.errors import CheckpointError, UnsupportedError
 from engine.models.registry import read_model_spec
 from engine.text.load_tokenizer import Tokenizer
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.errors import refuses
 from tests.factories.tokenizers import byte_level_tokenizer
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -87,36 +88,33 @@ def test_a_tensor_of_its_own_replaces_that_of_the_base(base: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "error"),
+    ("field", "value"),
     [
-        ({"peft_type": "IA3"}, "peft_type: IA3 is not supported"),
-        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters: is not supported"),
-        ({"lora_bias": True}, "lora_bias: is not supported"),
-        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens: is not supported"),
-        (
-            {"init_lora_weights": "pissa_niter_4"},
-            "init_lora_weights: pissa_niter_4 changes",
-        ),
+        ("peft_type", "IA3"),
+        ("target_parameters", ["mlp.experts.down_proj"]),
+        ("lora_bias", True),
+        ("alora_invocation_tokens", [1]),
+        ("init_lora_weights", "pissa_niter_4"),
     ],
 )
-def test_other_kinds_are_refused_by_name(base: Path, config: dict[str, Any], error: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"^adapter_config\.json: {error}"):
-        resolve_checkpoint(str(write(base, PAIR, **config)))
+def test_other_kinds_are_refused_by_name(base: Path, field: str, value: object) -> None:
+    with refuses("unsupported", f"adapter_config.json: {field}"):
+        resolve_checkpoint(str(write(base, PAIR, **{field: value})))
 
 
 @pytest.mark.parametrize(
-    ("config", "error"),
+    ("field", "value"),
     [
-        ({"lora_alpha": None}, r"lora_alpha: is missing"),
-        ({"lora_alpha": "x"}, r"lora_alpha: must be a number above 0"),
-        ({"alpha_pattern": {"q(": 1}}, r"alpha_pattern: 'q\(' is no pattern"),
-        ({"base_model_name_or_path": None}, r"base_model_name_or_path: is missing"),
-        ({"base_model_name_or_path": "/no/such"}, r"base_model_name_or_path: there is no folder"),
+        ("lora_alpha", None),
+        ("lora_alpha", "x"),
+        ("alpha_pattern", {"q(": 1}),
+        ("base_model_name_or_path", None),
+        ("base_model_name_or_path", "/no/such"),
     ],
 )
-def test_broken_configurations(base: Path, config: dict[str, Any], error: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"^adapter_config\.json: {error}"):
-        resolve_checkpoint(str(write(base, PAIR, **config)))
+def test_broken_configurations(base: Path, field: str, value: object) -> None:
+    with refuses("invalid_checkpoint", f"adapter_config.json: {field}"):
+        resolve_checkpoint(str(write(base, PAIR, **{field: value})))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +126,8 @@ def test_broken_configurations(base: Path, config: dict[str, Any], error: str) -
             {**PAIR, f"{Q}.lora_B.weight": torch.ones(64, 3)},
             r"lora_A \[2, 64\] and lora_B",
         ),
-        ({**PAIR, f"{Q}.lora_A.weight": torch.ones(2, 64).int()}, "has dtype I32"),
-        ({**PAIR, f"{Q}.lora_magnitude_vector": torch.ones(7)}, r"has shape \[7\], not \[64\]"),
+        ({**PAIR, f"{Q}.lora_A.weight": torch.ones(2, 64).int()}, "got dtype I32"),
+        ({**PAIR, f"{Q}.lora_magnitude_vector": torch.ones(7)}, r"must have shape \[64\]"),
     ],
 )
 def test_broken_tensors(base: Path, tensors: dict[str, torch.Tensor] | None, error: str) -> None:
@@ -141,7 +139,7 @@ def test_broken_tensors(base: Path, tensors: dict[str, torch.Tensor] | None, err
 def test_an_embedding_is_refused(base: Path) -> None:
     tensors = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 400)}
     folder = resolve_checkpoint(str(write(base, {**PAIR, **tensors})))
-    with pytest.raises(UnsupportedError, match=r"embed_tokens\.lora_embedding_A: in adapter"):
+    with pytest.raises(UnsupportedError, match=r"embed_tokens\.lora_embedding_A: "):
         read_headers(folder)
 
 
@@ -159,11 +157,11 @@ def test_a_vocabulary_of_what_is_broken(
 
 def test_of_an_adapter(base: Path) -> None:
     adapter = write(base, PAIR)
-    with pytest.raises(UnsupportedError, match="is an adapter too"):
+    with pytest.raises(UnsupportedError, match="is itself an adapter"):
         resolve_checkpoint(str(write(base, base_model_name_or_path=str(adapter))))
 
 
 def test_of_a_folder_without_a_model(base: Path) -> None:
     (base / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"base_model_name_or_path: .*base has no config"):
+    with refuses("invalid_checkpoint", "adapter_config.json: base_model_name_or_path"):
         resolve_checkpoint(str(write(base, PAIR)))

@@ -18,7 +18,7 @@ from tests.engine.test_spec_decode import NGRAM, REPEATED, SETTINGS
     ("settings", "error", "match"),
     [
         ({"device": "null"}, UnsupportedError, "speculative_config: .* on CPU only"),
-        ({"async_scheduling": True}, ConfigError, "async_scheduling: must be off"),
+        ({"async_scheduling": True}, ConfigError, "async_scheduling: must be false"),
     ],
     ids=str,
 )

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.errors import InsufficientMemoryError
 from engine.execution.downloads import Downloads
 from engine.execution.graphs.captured_steps import CapturedSteps, SampleGraphs
 from engine.execution.graphs.graph_sizes import (
@@ -19,6 +18,7 @@ from engine.execution.graphs.graph_sizes import (
     next_size,
 )
 from kernels.step.sampling_columns import LENGTH, RUNNING
+from tests.factories.errors import refuses
 from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.sampling import make_tables
 
@@ -114,8 +114,8 @@ def test_progress_and_what_is_captured_are_told(head: Head) -> None:
 
 
 def test_where_no_memory_is_left_the_user_is_told_what_to_change(head: Head) -> None:
-    with pytest.raises(
-        InsufficientMemoryError, match=r"gpu_memory_utilization: .* 10 CUDA graphs .* enforce_eager"
+    with refuses(
+        "insufficient_memory", "gpu_memory_utilization", match="10 CUDA graphs .* enforce_eager"
     ):
         CapturedSteps(
             Forward(fails=True),

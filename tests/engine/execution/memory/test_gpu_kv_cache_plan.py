@@ -87,7 +87,7 @@ def test_a_size_that_is_given_counts_instead_of_the_share(model_spec: ModelSpec)
         (
             profile(total=20 * GIB, weights=19 * GIB, activations=GIB, libraries=0),
             {},
-            r"^model: it takes 19\.00 GiB, which leaves nothing of the 18\.00 GiB that "
+            r"^model: the weights take 19\.00 GiB, which leaves nothing of the 18\.00 GiB that "
             r"gpu_memory_utilization 0\.9 gives of 20\.00 GiB; choose a smaller model or dtype, "
             r"or raise gpu_memory_utilization$",
         ),

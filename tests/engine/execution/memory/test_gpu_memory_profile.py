@@ -17,6 +17,7 @@ from engine.execution.memory.kv_cache_plan import (
     require_room_for_weights,
 )
 from engine.execution.memory.step_memory import with_memory
+from tests.factories.errors import refuses
 from tests.factories.sampling import EMPTY
 from tests.factories.simulated_gpu import Gpu
 
@@ -119,7 +120,7 @@ def test_a_share_that_others_hold_is_refused_before_anything_is_loaded(gpu: Gpu)
     with pytest.raises(
         InsufficientMemoryError,
         match=r"^gpu_memory_utilization: 0\.9 of 80\.00 GiB is 72\.00 GiB, but only "
-        r"60\.00 GiB of memory is free on cuda; end what else uses it, or .* to at most 0\.75$",
+        r"60\.00 GiB of memory is free on cuda; end other programs on it, or .* to at most 0\.75$",
     ):
         memory_before_loading(config(), CUDA)
     assert memory_before_loading(config(gpu_memory_utilization=0.75), CUDA) is not None
@@ -136,12 +137,10 @@ def test_what_an_earlier_engine_has_given_back_is_free(gpu: Gpu) -> None:
 
 def test_weights_that_exceed_the_share_are_refused_before_they_are_loaded(gpu: Gpu) -> None:
     require_room_for_weights(71 * GIB, CUDA, config())
-    with pytest.raises(InsufficientMemoryError, match=r"^model: it takes 72\.00 GiB, which leaves"):
+    with refuses("insufficient_memory", "model", match=r"the weights take 72\.00 GiB"):
         require_room_for_weights(72 * GIB, CUDA, config())
     require_room_for_weights(79 * GIB, CUDA, config(num_gpu_blocks_override=9))
-    with pytest.raises(
-        InsufficientMemoryError, match=r"^model: its weights need 79\.50 GiB, but on"
-    ):
+    with refuses("insufficient_memory", "model", match=r"the weights need 79\.50 GiB, but on"):
         require_room_for_weights(159 * GIB // 2, CUDA, config(num_gpu_blocks_override=9))
 
 

@@ -5,12 +5,13 @@ import torch
 
 from engine import LLM
 from engine.config.engine_config import EngineConfig
-from engine.errors import InsufficientMemoryError, UnsupportedError
+from engine.errors import InsufficientMemoryError
 from engine.execution import model_weights
 from engine.execution.devices import resolve
 from engine.execution.memory import kv_cache_plan
 from engine.models.registry import read_model_spec
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.errors import refuses
 from tests.factories.tokenizers import byte_level_tokenizer
 
 CPU = torch.device("cpu")
@@ -89,11 +90,9 @@ def test_swap_space_that_the_host_has_not_is_refused(
     assert swap_space_bytes(2.5, "cpu") == 2.5 * 2**30
     assert swap_space_bytes(3, "cuda") == 3 * 2**30
     # On a CPU the KV cache itself is in the same memory.
-    with pytest.raises(
-        InsufficientMemoryError, match=r"^swap_space: 3\.00 GiB .* beside the KV cache"
-    ):
+    with refuses("insufficient_memory", "swap_space", match=r"3\.00 GiB .* beside the KV cache"):
         swap_space_bytes(3, "cpu")
-    with pytest.raises(InsufficientMemoryError, match=r"^swap_space: 3\.50 GiB does not fit"):
+    with refuses("insufficient_memory", "swap_space", match=r"3\.50 GiB does not fit"):
         swap_space_bytes(3.5, "cuda")
 
 
@@ -110,7 +109,7 @@ def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     usage.write_text("500000\n")
     names = ("memory.max", "memory.current", "inactive_file")
     monkeypatch.setattr(kv_cache_plan, "_CGROUPS", ((tmp_path, *names),))
-    with pytest.raises(InsufficientMemoryError, match="model: its weights need"):
+    with refuses("insufficient_memory", "model"):
         kv_cache_plan.require_room_for_weights(600_001, CPU, resolve(EngineConfig(), CPU))
     kv_cache_plan.require_room_for_weights(600_000, CPU, resolve(EngineConfig(), CPU))
     limit.write_text("max\n")
@@ -129,5 +128,5 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
 
 def test_a_float8_cache_is_refused_on_a_cpu(checkpoint: Path) -> None:
     byte_level_tokenizer().save_pretrained(checkpoint)
-    with pytest.raises(UnsupportedError, match=r"^kv_cache_dtype: fp8 is for GPUs only"):
+    with refuses("unsupported", "kv_cache_dtype", match="fp8 is for GPUs only"):
         LLM(str(checkpoint), kv_cache_dtype="fp8", device="cpu")

@@ -244,13 +244,13 @@ def build(prompt: list[int], max_model_len: int = 2**20, **fields: Any) -> list[
         (
             [9] * 20_000,
             {"n": 256},
-            r"n: 256 sequences of a prompt of 20000 tokens make 5120000; at",
+            r"n: 256 sequences of a prompt of 20000 tokens make 5120000 prompt tokens; at",
         ),
-        ([9], {"n": 256, "max_tokens": 16_385}, r"max_tokens: 16385 .* n 256; at most 16384"),
+        ([9], {"n": 256, "max_tokens": 16_385}, r"max_tokens: must be at most 16384 with n 256"),
         (
             [9],
             {"max_tokens": 12_484, "logprobs": 20, "stream": False},
-            r"max_tokens: 12484 is too much .* n 1 and logprobs 20; at most 12483 are allowed",
+            r"max_tokens: must be at most 12483 with n 1 and logprobs 20",
         ),
     ],
 )

@@ -215,7 +215,7 @@ def test_only_what_the_engine_sealed_is_decoded(engine: EngineEnd) -> None:
     detokenizer = DetokenizerEnd()
     assert decode_message(memoryview(engine.seal(data)), detokenizer) == message
     for forged in (b"", data, b"\x91" * 5000, engine.seal(b"")[:40] + data):
-        with pytest.raises(RequestError, match=r"^detokenizer_input: is for the responses"):
+        with pytest.raises(RequestError, match=r"^detokenizer_input: is set by the engine stage"):
             decode_message(memoryview(forged), detokenizer)
     detokenizer.close()
 

@@ -37,5 +37,5 @@ def test_a_prompt_is_cut_to_its_end_if_it_shall_be() -> None:
             request(**long)
         assert len(request(sampling_parameters=sampling, **long).input_ids) == 3
     tensors = {"input_ids": tensor(ids), "sampling_parameters": tensor(sampling)}
-    with pytest.raises(RequestError, match="truncate_prompt_tokens: cut input_ids, or call"):
+    with pytest.raises(RequestError, match=r"^truncate_prompt_tokens: "):
         parse_engine_inputs(tensors, {}, 0, READY)

@@ -65,7 +65,7 @@ def test_a_prompt_may_be_token_ids() -> None:
     given = parse_inputs({"input_ids": i32(5, 6)}, {}).input_ids
     assert given is not None
     assert given.tolist() == [5, 6]
-    with pytest.raises(RequestError, match=r"^text_input, input_ids: give one of them only"):
+    with pytest.raises(RequestError, match=r"^text_input, input_ids: give only one"):
         parse(input_ids=i32(5))
     with pytest.raises(RequestError, match=r"^input_ids: must not be empty"):
         parse_inputs({"input_ids": i32()}, {})

@@ -218,7 +218,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text_input": text(b"\xff\xfe")}, r"text_input: is not valid UTF-8 \(at byte 0\)"),
     ({"text_input": text(b"ok\xed\xa0\x80")}, r"text_input: is not valid UTF-8 \(at byte 2\)"),
     ({"text_input": i32(5)}, r"text_input: must be of type string \(got int32\)"),
-    ({"messages": text("[]")}, "text_input, messages: give one of them"),
+    ({"messages": text("[]")}, "text_input, messages: give only one prompt"),
     ({"max_tokens": f32(1.0)}, r"max_tokens: must be of type integer \(got float32\)"),
     ({"max_tokens": i32()}, r"max_tokens: must have the shape"),
     ({"temperature": text("hot")}, "temperature: must be of type number"),

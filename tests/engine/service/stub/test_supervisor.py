@@ -79,7 +79,7 @@ def test_what_keeps_it_from_starting_again_is_for_the_log_only(
     assert eventually(lambda: "could not be started" in client.health.detail, 10)
     with pytest.raises(
         EngineDeadError,
-        match=r"^the engine process could not be started again; another one is being started, try",
+        match=r"^the engine process could not be started again; a new engine process is",
     ):
         submit(client, 1)
     assert str(tmp_path) in caplog.text
@@ -173,7 +173,7 @@ def test_a_request_that_kills_the_engine_twice_is_refused(client: EngineClient) 
         assert sink.ended.wait(60)
         assert isinstance(sink.error, EngineDeadError)
         wait_until_ready(client)
-    with pytest.raises(SuspectRequestError, match="the engine died each of the 2 times"):
+    with pytest.raises(SuspectRequestError, match="the engine process died each of the 2 times"):
         submit(client, DIES)
     assert_alive(client)
     assert client.health.num_restarts == 2

@@ -112,7 +112,7 @@ def test_lark_is_taken_as_it_is(compiler: GrammarCompiler, writer: RandomWriter)
         ('root ::= "\\q"', r"Invalid escape sequence \\q at line 1"),
         ('root ::= "a"\nb = "c"', "Expected ::= at line 2"),
         ("root ::= []", "is empty"),
-        (r'root ::= "\ud800"', "is no character"),
+        (r'root ::= "\ud800"', "is not a valid character"),
         ("root ::= root", 'rule "root" can never end'),
         ('root ::= "a" root', 'rule "root" can never end'),
         ('root ::= x "b"+\nx ::= y | "c" x\ny ::= "(" x ")"', 'rule "root" can never end'),

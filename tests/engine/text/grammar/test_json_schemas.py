@@ -328,5 +328,7 @@ def test_blanks_between_the_tokens_of_a_document_are_bounded(
 def test_a_whitespace_pattern_that_is_no_regular_expression_is_refused(
     pattern: str, compiler: GrammarCompiler
 ) -> None:
-    with pytest.raises(GrammarTextError, match="whitespace_pattern: is no regular expression"):
+    with pytest.raises(
+        GrammarTextError, match="whitespace_pattern: is not a valid regular expression"
+    ):
         compiler.compile(spec(json=_DOCUMENT, whitespace_pattern=pattern)).result()

@@ -159,14 +159,14 @@ def test_the_same_may_be_asked_for_in_two_formats() -> None:
 @pytest.mark.parametrize(
     ("fields", "fault"),
     [
-        ({"guided_json": {}, "guided_regex": "a"}, "guided_json, guided_regex: give one"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_json, guided_regex: give only one"),
         (
             {"guided_json": {}, "response_format": {"type": "json_object"}},
-            "guided_json, response_format: give one",
+            "guided_json, response_format: give only one",
         ),
         (
             {"guided_decoding": {"json": {}}, "structured_outputs": {"json": True}},
-            "structured_outputs, guided_decoding: give one",
+            "structured_outputs, guided_decoding: give only one",
         ),
         ({"guided_decoding": {"backend": "auto"}}, "guided_decoding: give exactly one"),
         ({"guided_decoding": {"foo": 1}}, "guided_decoding.foo: unknown field"),
@@ -201,20 +201,20 @@ def test_the_same_may_be_asked_for_in_two_formats() -> None:
                     "whitespace_pattern": " ",
                 }
             },
-            "give it or whitespace_pattern, not both",
+            "cannot be given together with whitespace_pattern",
         ),
         (
             {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
-            "^structured_outputs.whitespace_pattern: is for json",
+            "^structured_outputs.whitespace_pattern: is supported with json",
         ),
         (
             {"structured_outputs": {"choice": ["a"], "disable_any_whitespace": True}},
-            "^structured_outputs.disable_any_whitespace: is for json",
+            "^structured_outputs.disable_any_whitespace: is supported with json",
         ),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern: needs guided_json"),
         (
             {"guided_regex": "a", "guided_whitespace_pattern": " "},
-            "guided_whitespace_pattern: is for JSON, not for guided_regex",
+            "guided_whitespace_pattern: is supported for JSON only, not for guided_regex",
         ),
         (
             {"guided_json": {}, "guided_whitespace_pattern": 5},
@@ -272,7 +272,7 @@ def test_the_inputs_of_tensorrt_llm(guide_type: str, guide: str, kind: str) -> N
     assert spec.kind == kind
     assert spec.field.startswith("guided_decoding_guide")
     assert merged({"guided_decoding_guide": spec}) == {"structured_outputs": spec}
-    with pytest.raises(RequestError, match="guided_json, guided_decoding_guide: give one"):
+    with pytest.raises(RequestError, match="guided_json, guided_decoding_guide: give only one"):
         merged({"guided_decoding_guide": spec, "guided_json": {}})
 
 
@@ -282,7 +282,7 @@ def test_wrong_inputs_of_tensorrt_llm() -> None:
         ("xml", "a", "guided_decoding_guide_type: must be json, json_schema, regex"),
         ("", "a", "guided_decoding_guide: needs guided_decoding_guide_type"),
         ("regex", "", "guided_decoding_guide: is missing"),
-        ("json", "{}", "json_schema takes a schema"),
+        ("json", "{}", "must be left out with guided_decoding_guide_type json"),
         ("regex", "a" * (MAX_CHARACTERS["regex"] + 1), "guided_decoding_guide: has"),
     ]:
         with pytest.raises(RequestError, match=fault):
