@@ -34,10 +34,10 @@ _KEY = "APIKey"
 
 
 def complete_document(app: FastAPI, *, has_keys: bool) -> None:
-    """Let `app` tell all of its statuses and schemas.
+    """Complete the OpenAPI document of `app` with all of its statuses and schemas.
 
     Args:
-        app: whose routes tell by `answers.documented` what they answer.
+        app: whose routes declare by `answers.documented` what they answer.
         has_keys: whether routes ask for one.
     """
     of_fastapi = app.openapi

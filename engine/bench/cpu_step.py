@@ -75,7 +75,7 @@ class CpuStep(Steps):
         fused = self._model.model.fused
         if not isinstance(fused, FusedLayers):
             raise ValueError(
-                "on this machine, or in this dtype, no kernel runs whole layers and tells of their "
+                "on this machine, or in this dtype, no kernel runs whole layers and times their "
                 "parts; `python -m kernels.cpu` builds those there are"
             )
         self._layers = fused
@@ -146,7 +146,7 @@ class CpuStep(Steps):
         return found
 
     def _steps(self, count: int) -> tuple[float, Parts]:
-        """Return the seconds of a step, and of those of its parts that the layers tell of."""
+        """Return the seconds of a step, and of those of its parts that the layers time."""
         self._layers.take_seconds()
         start = time.perf_counter()
         for _ in range(count):

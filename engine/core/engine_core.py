@@ -301,7 +301,7 @@ class EngineCore:
         return StepOutputs.of(outputs) if outputs else NO_OUTPUTS
 
     def _fail(self, uids: Sequence[int], error: Exception) -> list[RequestFailed]:
-        """End requests because of `error`; only what is meant for users tells them more."""
+        """End requests because of `error`; users get the text of a `RequestError` alone."""
         if not isinstance(error, RequestError):
             log.error("request failed", exc_info=error, extra={"fields": {"uids": uids}})
         for uid in uids:

@@ -58,7 +58,7 @@ def remembered(subject: object, measure: Callable[[], T], kind: type[T]) -> T:
 
     It is remembered for this processor, number of cores, torch and kernels, unless other programs
     took much of the processor's time while it was measured, or it took so little that the system's
-    clock does not tell.
+    clock does not show it.
 
     Args:
         subject: what is measured, distinct by its `repr`.
@@ -88,7 +88,7 @@ def _key(subject: object) -> str:
 
 def _path() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the standard says to ignore such
+    if not os.path.isabs(cache):  # XDG ignores relative paths
         cache = os.path.expanduser("~/.cache")
     return Path(cache) / "trident" / "measurements.json"
 
@@ -120,7 +120,7 @@ class _OthersTime:
         self._begin = time.monotonic(), self._busy_s()
 
     def share(self) -> float:
-        """Return their share of all processors' time, 1 if it cannot be told yet."""
+        """Return the CPU share used by others; 1.0 while it is unknown."""
         then, busy_s = self._begin
         elapsed_s = time.monotonic() - then
         if elapsed_s < _LEAST_S:

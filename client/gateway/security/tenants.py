@@ -79,7 +79,7 @@ class Tenants:
     def with_key(self, key: bytes) -> Tenant | None:
         """Return whose key that is.
 
-        How long it takes tells nothing of the keys: what is compared is a hash, which nobody can
+        How long it takes reveals nothing of the keys: what is compared is a hash, which nobody can
         choose digit by digit.
         """
         return self._by_digest.get(hashlib.sha256(key).digest())

@@ -27,7 +27,7 @@ def main() -> None:
 
     def make_core(config: EngineConfig, report: Callable[[str], None]) -> Core:
         set_wait(config)
-        # Imported here: it takes seconds (torch), and the stub is told of what fails in it.
+        # Imported here: it takes seconds (torch), and what fails in it is reported to the stub.
         from engine.core.engine_core import EngineCore
 
         return EngineCore(config, report)

@@ -95,7 +95,7 @@ class Postprocessor:
     def _logprobs(self, chunk: Chunk) -> str:
         """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`.
 
-        A token that is a part of a character has its `bytes` too: its text does not tell them.
+        A token that is a part of a character has its `bytes` too, which its text does not show.
         """
         positions = [self._position(position) for position in chunk.details.logprobs or []]
         return msgspec.json.encode(positions).decode()

@@ -227,7 +227,7 @@ class Responder:
 
     def _generate(self, request: Any, name: str, tensors: Tensors, sender: Any) -> None:
         self._client.check_ready()
-        # Once: of a request of the ensemble, Triton tells this only if the client left before.
+        # Once: of a request of the ensemble, Triton reports this only if the client left before.
         if sender.is_cancelled():
             raise RequestCancelledError("the client has gone")
         inputs = parse_engine_inputs(

@@ -19,8 +19,8 @@ def after_reasoning(
     """Return `spec` for an output that begins at `parser_state`, where reasoning may come first.
 
     In reasoning that the prompt has opened, the output is free up to its end; before any tag of the
-    turn, reasoning may be opened. gpt-oss opens the answer by a header. What says itself where it
-    begins stays as it is, and so do structural tags that write the headers of gpt-oss.
+    turn, reasoning may be opened. gpt-oss opens the answer by a header. A spec with a `begin_after`
+    of its own stays as it is, and so do structural tags that write the headers of gpt-oss.
     """
     if spec.begin_after:
         return spec

@@ -29,7 +29,7 @@ _Text = Annotated[str, Field(max_length=max(MAX_CHARACTERS.values()))]
 
 
 class GrammarTextError(ValueError):
-    """A grammar cannot be used; the text says why, and where the fault is."""
+    """A grammar cannot be used, for the reason and the position in the text."""
 
 
 def check_literal(text: str) -> None:

@@ -39,7 +39,7 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         type: `content`, `reasoning` or `tool_call`.
         index: of the section in the sequence, from 0.
-        text: without tags. Special tokens are left out, if the request says so, except in a tool
+        text: without tags. Special tokens are left out, if the request skips them, except in a tool
             call, where they separate its parts.
         tag: what opened the section, in the part where it did: the end tag of the one before, or
             its own start tag; of gpt-oss the whole header, which names the function.
