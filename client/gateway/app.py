@@ -1,4 +1,4 @@
-"""The application: routes, errors, life and end, and its OpenAPI document."""
+"""The FastAPI application: routes, error handlers, start and shutdown, and OpenAPI document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OutputBuilder: from the tokens of the sequences to the outputs for their clients."""
+"""OutputBuilder: makes the outputs for clients from the new tokens of the sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RequestFactory: from a validated message to the sequences that the scheduler serves."""
+"""RequestFactory: makes the sequences that the scheduler serves from a validated message."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Candidates:
 
 
 class Candidate(Request):
-    """It is handed out if its mean log-probability per token is among the `n` highest."""
+    """A sequence that is returned if its mean log-probability is among the `n` highest."""
 
     def __init__(
         self,

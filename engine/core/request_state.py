@@ -1,4 +1,4 @@
-"""Parts of the state of a sequence, by who writes them."""
+"""Parts of the state of a sequence, by the component that writes them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What the output of a sequence needs beside its tokens.
+    """The state of a sequence's output beside its tokens: stop strings, tags and details.
 
     Attributes:
         window_ids: tokens before the next ones to release, the context needed to decode these;

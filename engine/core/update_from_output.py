@@ -119,7 +119,7 @@ class _Late:
 
 
 class OutputUpdater:
-    """Takes sampled tokens to their sequences, also when a slot has another owner meanwhile.
+    """Appends sampled tokens to their sequences, and drops those whose slot has a new owner.
 
     A token of a sequence with a grammar is read when the grammar has followed it, maybe some steps
     later: until then the sequence takes part in none, as its next token depends on that.

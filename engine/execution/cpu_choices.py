@@ -1,4 +1,4 @@
-"""What serves a model on a CPU, chosen by measuring on this machine, once for all starts.
+"""Backends that serve a model on a CPU, chosen by measuring on this machine, once for all starts.
 
 What was measured is remembered in `$XDG_CACHE_HOME/trident/measurements.json`
 (`~/.cache/trident/measurements.json`), so that restarts are fast and do as before; to measure

@@ -1,4 +1,4 @@
-"""Gives the Python that Triton's stub embeds what other Pythons have: UTF-8 and a directory.
+"""Sets up the Python that Triton's stub embeds: UTF-8 and a valid working directory.
 
 The stub isolates its interpreter: that reads neither the locale nor PYTHONUTF8, and takes names of
 files, and the environment, for ASCII.

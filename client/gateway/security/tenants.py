@@ -1,4 +1,4 @@
-"""Tenants and their keys: who is asking."""
+"""Tenants and their API keys, which identify who sends a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PerMinute = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Someone with keys of their own. Immutable.
+    """A user or group with API keys of their own. Immutable.
 
     Attributes:
         name: for operators.

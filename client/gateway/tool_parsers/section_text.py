@@ -1,4 +1,4 @@
-"""SectionText: the text of a section while it comes, read once from its begin to its end.
+"""SectionText: streaming reader of a section's text, which reads each character once.
 
 What reads it is a generator (`Steps`): it yields what it has found, None where it needs more text,
 and goes on from there. So no text is read twice, however long a call is.

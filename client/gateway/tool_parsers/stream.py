@@ -57,7 +57,7 @@ Part = ContentDelta | ReasoningDelta | ToolCallDelta
 
 @dataclass(frozen=True)
 class AnswerDelta:
-    """What a chunk adds to an answer.
+    """The delta that a chunk adds to an answer.
 
     Attributes:
         parts: in the order in which the model wrote them.

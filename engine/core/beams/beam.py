@@ -19,7 +19,7 @@ from engine.request.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class BeamOutput(RequestOutput):
-    """`candidates` are its most likely next tokens, when they have been found."""
+    """The output of a beam; `candidates` are its most likely next tokens, once they are found."""
 
     candidates: TokenLogprobs | None = None
 
@@ -44,7 +44,7 @@ class BeamGroup:
 
 
 class Beam(Request):
-    """Its next token is chosen by its `group`, which waits for the candidates of all live beams.
+    """A sequence whose next token its `group` chooses among the candidates of all live beams.
 
     The first sequence computes the prompt; the others wait for the first choice. After each choice
     a sequence may go on with another one's beam. Only the first `n` are handed out, and until the

@@ -1,4 +1,4 @@
-"""BeamScheduler: gives the sequences of a search the beams that it chooses, and their KV."""
+"""BeamScheduler: assigns the beams that a search has chosen, and their KV, to its sequences."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Breakers:
 
 
 class Repetitions:
-    """Where the end of a sequence has been in it before, followed token by token.
+    """Earlier occurrences of the end of a sequence, updated token by token.
 
     A token costs a few operations on arrays of the length of the window. Texts are looked at only
     where a repetition is.

@@ -1,4 +1,4 @@
-"""SamplingConstraints: what the host decides about the tokens of a step, as only it can."""
+"""Host-side sampling constraints: grammar masks, bad words, thinking budget and processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine stub: requests of Triton to the engine process, its outputs to Triton's responses.
+"""The engine stub: passes Triton's requests to the engine process, and its outputs to responses.
 
 Importable only inside Triton's Python backend.
 """

@@ -1,4 +1,4 @@
-"""LarkWriter: a grammar of llguidance of texts, tokens, free text and JSON."""
+"""LarkWriter: writes a grammar for llguidance, of texts, tokens, free text and JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GrammarSpec: what the output of a request must match, whichever field said so."""
+"""GrammarSpec: the grammar that the output of a request must match (structured output)."""
 
 from __future__ import annotations
 
