@@ -101,7 +101,7 @@ class AsyncTridentClient:
             return self._session.health_of(await self._transport.ask("ModelReady", asked, exchange))
 
     async def is_ready(self, timeout: float | None = 5.0) -> bool:
-        """Tell whether the server answers and its engine takes requests."""
+        """Return whether the server answers and its engine takes requests."""
         try:
             return (await self.health(timeout)).is_ready
         except TridentClientError:

@@ -90,7 +90,7 @@ class AsyncTransport:
         call, answered = None, asyncio.Event()
         try:
             message = exchange.message(batched=await self._takes_batches(exchange))
-            # One stream per request: an error on a shared one would not say whose it is.
+            # One stream per request: an error on a shared one would not name its request.
             call = self._opened().stub.ModelStreamInfer(
                 _held_open(message, answered), **self._options(exchange)
             )

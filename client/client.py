@@ -136,7 +136,7 @@ class TridentClient:
         """Return the state of the engine.
 
         Raises:
-            UnavailableError: it takes no requests, or no server answers; the text says why.
+            UnavailableError: it takes no requests, or no server answers; the text has the reason.
             TridentClientError: the server could not be asked.
         """
         exchange = self._session.health(timeout)
@@ -147,7 +147,7 @@ class TridentClient:
             return self._session.health_of(ready)
 
     def is_ready(self, timeout: float | None = 5.0) -> bool:
-        """Tell whether the server answers and its engine takes requests."""
+        """Return whether the server answers and its engine takes requests."""
         try:
             return self.health(timeout).is_ready
         except TridentClientError:

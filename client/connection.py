@@ -16,8 +16,8 @@ ChannelOptions = tuple[tuple[str, int | str], ...]
 Headers = tuple[tuple[str, str], ...]
 
 # tritonserver 24.10 closes a connection (GOAWAY, "too_many_pings") that pings more often than every
-# 300 s while it has nothing to say, or at all without a call; an answer that is computed in one
-# piece says nothing for long. Load balancers commonly forget silent connections after 350 s.
+# 300 s while it sends nothing, or at all without a call; an answer that is computed in one
+# piece sends nothing for long. Load balancers commonly forget silent connections after 350 s.
 KEEPALIVE_TIME_MS = 310_000
 KEEPALIVE_TIMEOUT_MS = 20_000
 # gRPC's own 20 s for an attempt to connect, and up to 120 s between two of them, find a restarted
@@ -159,7 +159,7 @@ def _content(name: str, path: str | PathLike[str] | None) -> bytes | None:
 
 def _options(ssl: SSLOptions | None, connect_timeout_ms: int) -> ChannelOptions:
     options: ChannelOptions = (
-        # tritonclient's limits are gRPC's 4 MB unless told otherwise; a prompt may be longer.
+        # tritonclient's limits are gRPC's 4 MB by default; a prompt may be longer.
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", -1),
         # gRPC would share one connection among all clients of a process.

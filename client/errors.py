@@ -89,7 +89,7 @@ class QueueFullError(UnavailableError):
 
 
 class RequestTimeoutError(TridentClientError, TimeoutError):
-    """The request took longer than its `timeout`; the server was told to drop it."""
+    """The request took longer than its `timeout`; the server drops it."""
 
     code: str = "timeout"
 

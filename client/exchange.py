@@ -120,7 +120,7 @@ class Exchange(Generic[T]):
         return self.take_apart(response)
 
     def note(self, response: service_pb2.ModelStreamInferResponse) -> None:
-        """Note what a response says of the request's state, as `read` does.
+        """Note the request's state in a response, as `read` does.
 
         Raises:
             TridentClientError: it is an error.

@@ -66,7 +66,7 @@ class GatewayClient:
     ) -> Generator[Chunk, None, None]:
         """Yield the answer piece by piece; as `TridentClient.stream`.
 
-        Of messages `sections` tell what is reasoning.
+        In the answers to messages, `sections` name what is reasoning.
         """
         deadline = _Deadline(options.pop("timeout", None))
         options.pop("return_sections", None)
@@ -95,7 +95,7 @@ class GatewayClient:
         """Return the state of the servers behind the gateway.
 
         Raises:
-            UnavailableError: none takes requests, or nobody answers; the text says why.
+            UnavailableError: none takes requests, or nobody answers; the text has the reason.
             TridentClientError: the gateway could not be asked.
         """
         with closing(self._ask("GET", "/health/ready", None, _Deadline(timeout))) as answer:
@@ -116,7 +116,7 @@ class GatewayClient:
         return
 
     def _events(self, path: str, body: Any, deadline: _Deadline) -> Generator[Any, None, None]:
-        """Yield what the events of a stream say, up to its end."""
+        """Yield the data of a stream's events, up to its end."""
         with closing(self._ask("POST", path, json.dumps(body).encode(), deadline)) as lines:
             for line in lines:
                 if not line.startswith(b"data: "):

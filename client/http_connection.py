@@ -14,7 +14,7 @@ _SCHEMES = ("http://", "https://")
 
 
 def is_http(url: str) -> bool:
-    """Tell whether that is the address of a gateway, not of a gRPC service."""
+    """Return whether that is the address of a gateway, not of a gRPC service."""
     return url.lower().startswith(_SCHEMES)
 
 
@@ -99,6 +99,6 @@ def _context(options: SSLOptions) -> tls.SSLContext:
         context = tls.create_default_context(cafile=options.root_certificates)
         if options.certificate_chain is not None:
             context.load_cert_chain(options.certificate_chain, options.private_key)
-    except (OSError, ValueError) as error:  # also what OpenSSL says
+    except (OSError, ValueError) as error:  # also OpenSSL's errors
         raise ConfigurationError(f"the certificates cannot be used: {error}", param="ssl") from None
     return context

@@ -254,7 +254,7 @@ class Health:
     """The state of the engine.
 
     Attributes:
-        state: `ready` takes requests; any other word says why it does not.
+        state: `ready` takes requests; any other word names the reason why it does not.
         detail: one sentence on that; empty if it is ready.
         num_restarts: how often its process has been started again.
         num_in_flight: requests that have been accepted and are not finished.
@@ -264,7 +264,7 @@ class Health:
         reasoning_switches: variables of the chat template that control it: of `enable_thinking`,
             `thinking` and `reasoning_effort`.
         takes_late_system: whether that has a place for system messages that follow others.
-        do_sample: whether tokens are drawn if a request does not say; else decoding is greedy.
+        do_sample: whether requests sample by default; else decoding is greedy.
         sampling_defaults: sampling parameters that the checkpoint gives for that.
     """
 

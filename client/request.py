@@ -56,7 +56,7 @@ class Request:
         model: which of the server's models is asked.
         tensors: its inputs.
         id: the request id, or empty.
-        has_deadline: whether the server is told of the timeout.
+        has_deadline: whether the timeout is sent to the server.
         outputs: that are read of the responses; empty: all. What Triton's ensemble spends on a
             response grows with the square of their number.
     """

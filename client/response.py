@@ -48,7 +48,7 @@ def read_tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any
     """Return the values of each output by its name, strings as bytes; other types are left out.
 
     Raises:
-        ValueError, struct.error: the content is not what the response says of it.
+        ValueError, struct.error: the content does not have the shape in the response.
     """
     tensors: dict[str, list[Any]] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -163,7 +163,7 @@ def _positions(found: Iterable[Mapping[int, _Entry]]) -> tuple[TokenLogprobs, ..
 
 
 def read_health(response: service_pb2.ModelInferResponse) -> Iterator[Health]:
-    """Yield what one response says of the engine.
+    """Yield the health of the engine in one response.
 
     Raises:
         ServerError: it is not what this client understands.
@@ -176,7 +176,7 @@ def read_health(response: service_pb2.ModelInferResponse) -> Iterator[Health]:
 
 
 def read_tokens(response: service_pb2.ModelInferResponse) -> Iterator[Tokens]:
-    """Yield what one response says of the tokens of a text.
+    """Yield the tokens of a text in one response.
 
     Raises:
         ServerError: it is not what this client understands.
@@ -194,7 +194,7 @@ def read_text(response: service_pb2.ModelInferResponse) -> Iterator[str]:
 
 
 def read_nothing(response: service_pb2.ModelInferResponse) -> Iterator[None]:
-    """Yield nothing, whatever the response says."""
+    """Yield nothing, whatever is in the response."""
     return iter(())
 
 
@@ -267,7 +267,7 @@ def _joined_sections(chunks: Sequence[Chunk]) -> tuple[Section, ...] | None:
 
 
 def takes_batches(config: service_pb2.ModelConfigResponse) -> bool:
-    """Tell from the ensemble's configuration whether its inputs have a batch dimension."""
+    """Return whether the inputs in the ensemble's configuration have a batch dimension."""
     return bool(config.config.max_batch_size > 0)
 
 

@@ -16,7 +16,7 @@ class Timeout:
 
     Attributes:
         total: for everything: queueing, the answer, further attempts and the pauses before them.
-            The server is told, and drops the request when it has passed.
+            It is sent to the server, which drops the request when it has passed.
         read: from sending to the first piece of the answer, and from one piece to the next. Time
             in which the caller does not ask for a piece does not count.
 

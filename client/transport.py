@@ -153,7 +153,7 @@ class Transport:
         call, answered = None, threading.Event()
         try:
             message = exchange.message(batched=self._takes_batches(exchange))
-            # One stream per request: an error on a shared one would not say whose it is.
+            # One stream per request: an error on a shared one would not name its request.
             opened = self._opened()
             call = opened.stub.ModelStreamInfer(
                 _held_open(message, answered), **self._options(exchange)
@@ -281,7 +281,7 @@ def _channel(to: Connection) -> grpc.Channel:
 def _held_open(
     message: service_pb2.ModelInferRequest, answered: threading.Event
 ) -> Iterator[service_pb2.ModelInferRequest]:
-    """Yield the request, and say that there are no more only when it has been answered.
+    """Yield the request, and end the stream only when it has been answered.
 
     tritonserver 24.10 overlooks some cancellations of a stream whose client has said so before.
     """

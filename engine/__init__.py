@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from engine.request.sampling_params import SamplingParams
-    from engine.text.output_parsing.splitter import Section
+    from engine.text.output_parsing.parser import Section
 
 __all__ = [
     "LLM",
@@ -38,7 +38,7 @@ _MODULES = {
     "Logprob": "engine.offline.outputs",
     "RequestOutput": "engine.offline.outputs",
     "SamplingParams": "engine.request.sampling_params",
-    "Section": "engine.text.output_parsing.splitter",
+    "Section": "engine.text.output_parsing.parser",
 }
 
 

@@ -25,7 +25,7 @@ def parse_json(
 
     Args:
         source: the field or file that it comes from, with which the text of an error begins; "" if
-            somebody else says that.
+            the caller adds it.
         error: makes what is raised: content that is no JSON, or nested deeper than `MAX_DEPTH`.
         finite: refuse NaN and Infinity, which Python takes for JSON.
     """

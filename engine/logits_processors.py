@@ -70,7 +70,7 @@ class LogitsProcessor(Protocol):
         """Check the arguments of a request, before it is queued.
 
         Raises:
-            ValueError: they are wrong; the client is told its text.
+            ValueError: they are wrong; its text is sent to the client.
         """
 
     def adjust(self, rows: Sequence[ProcessorRow]) -> Sequence[Adjustment]:

@@ -27,8 +27,8 @@ from client.commands.server_display import stopped_by_signals
 from engine.checkpoint.hub import resolve_checkpoint
 
 _BATCHINGS = ("none", "static", "continuous")  # of transformers, in `servers/baseline.py`
-_PER_STREAM = 4  # requests of a stream, unless told
-_REQUESTS = 100  # of an open loop, unless told
+_PER_STREAM = 4  # requests of a stream, by default
+_REQUESTS = 100  # of an open loop, by default
 _FASTEST = 500  # requests that are answered per second at most
 
 
@@ -131,7 +131,7 @@ def run(options: Options, console: Console) -> bool:
         whether all figures of Trident were measured; peers are optional, unless alone.
 
     Raises:
-        BenchError, ServerStartError: the message says what to do.
+        BenchError, ServerStartError: the message names the next step.
         KeyboardInterrupt: after printing what was measured.
     """
     asked, within = workloads(options), bounds(options)

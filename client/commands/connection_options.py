@@ -98,7 +98,7 @@ def access(
     tls_name: TLSName = None,
     header: Header = None,
 ) -> Access:
-    """Return what the options say; one of those of TLS implies it.
+    """Return the access that the options ask for; one of those of TLS implies it.
 
     Raises:
         ConfigurationError: an option is wrong.

@@ -72,7 +72,7 @@ async def _ask_all(server: TritonServer, requests: list[DemoRequest], console: C
 
 
 async def _ask(client: AsyncTridentClient, request: DemoRequest, console: Console | None) -> None:
-    """Have one question answered, and say so line by line on `console` if there is one."""
+    """Have one request answered, and report it line by line on `console` if there is one."""
     messages = [{"role": "user", "content": request.text}]
     stream = client.stream(messages=messages, max_tokens=_MAX_TOKENS, temperature=0.0)
     request.start()

@@ -143,7 +143,7 @@ class GatewayProcess:
 
 @dataclass(frozen=True)
 class GatewayOptions:
-    """What `trident serve` is told of its gateway.
+    """Options of `trident serve` for its gateway.
 
     Attributes:
         port: a number, 0 for a free one, or `off`.

@@ -53,7 +53,7 @@ def command(
     if system and not chat:
         raise typer.BadParameter("--system: needs the chat template, which --raw leaves out")
     text = _prompt(prompt)
-    # A request would be tried again while the server is away; this says at once what is wrong.
+    # A request would be tried again while the server is away; this reports at once what is wrong.
     client.health(_HEALTH_TIMEOUT_S if timeout is None else min(timeout, _HEALTH_TIMEOUT_S))
     options = sampling_options(max_tokens, temperature, seed, stop)
     options["timeout"] = timeout

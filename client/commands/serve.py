@@ -80,7 +80,7 @@ def serve(
     repository: Path | None,
     console: Console,
 ) -> int:
-    """Run a server until it is told to stop; return the exit status of the command.
+    """Run a server until it is stopped; return the exit status of the command.
 
     Once it has been ready, the server and its gateway are started again when they have died.
 

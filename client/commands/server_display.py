@@ -47,7 +47,7 @@ class ServerLog:
 
     @contextmanager
     def loading(self, title: str) -> Iterator[None]:
-        """Show in the block that the server is loading, for how long, and what it says."""
+        """Show in the block that the server is loading, for how long, and its log lines."""
         if not self._console.is_terminal:
             self._console.print(title, highlight=False)
             yield

@@ -1,4 +1,4 @@
-"""The application: routes, errors, life and end, and its OpenAPI document."""
+"""The FastAPI application: routes, error handlers, start and shutdown, and OpenAPI document."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _KEY = "APIKey"
 
 
 def complete_document(app: FastAPI, *, has_keys: bool) -> None:
-    """Let `app` tell all of its statuses and schemas.
+    """Complete the OpenAPI document of `app` with all of its statuses and schemas.
 
     Args:
-        app: whose routes tell by `answers.documented` what they answer.
+        app: whose routes declare by `answers.documented` what they answer.
         has_keys: whether routes ask for one.
     """
     of_fastapi = app.openapi

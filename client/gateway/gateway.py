@@ -1,4 +1,4 @@
-"""Gateway: what all requests of one gateway share, and what it knows of the served model."""
+"""Gateway: the state that all requests of one gateway share, and the served model's facts."""
 
 from __future__ import annotations
 

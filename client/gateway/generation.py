@@ -1,4 +1,4 @@
-"""Requests to the server that one request of a client becomes, and their answers."""
+"""Generation: the server requests that one request of a client becomes, and their answers."""
 
 from __future__ import annotations
 

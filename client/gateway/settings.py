@@ -1,4 +1,4 @@
-"""GatewaySettings: what a gateway is told at its start."""
+"""GatewaySettings: the settings of a gateway, validated at its start."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GatewaySettings:
         max_stored_bytes: of them together, per tenant.
         max_buffered_bytes: of the bodies of requests of all connections together, until they are
             answered; several workers share it equally.
-        shutdown_timeout_s: seconds that answers in flight have when it is told to end.
+        shutdown_timeout_s: seconds that answers in flight have when it is stopped.
         ssl_certfile, ssl_keyfile: the gateway's own certificate and its key (PEM), for HTTPS.
     """
 

@@ -146,7 +146,7 @@ class CpuStep(Steps):
         return found
 
     def _steps(self, count: int) -> tuple[float, Parts]:
-        """Return the seconds of a step, and of those of its parts that the layers tell of."""
+        """Return the seconds of a step, and of those of its parts that the layers time."""
         self._layers.take_seconds()
         start = time.perf_counter()
         for _ in range(count):

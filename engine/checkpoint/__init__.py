@@ -1,4 +1,4 @@
-"""The files of a checkpoint: where they are, what its JSON files say and its tensors' headers.
+"""The files of a checkpoint: their paths, its JSON files and the headers of its tensors.
 
 What is made of them, a model and its parameters, is in `engine.models` and `engine.weights`.
 """

@@ -1,6 +1,6 @@
 """A checkpoint's `config.json`, with the fields that the setting `hf_overrides` changes.
 
-How the weights are stored is not among them: those of the file say that.
+How the weights are stored is not among them: the file's own fields name that.
 """
 
 from __future__ import annotations

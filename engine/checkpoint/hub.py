@@ -38,7 +38,8 @@ def resolve_checkpoint(model: str, *, weights: bool = True, setting: str = "mode
 
     Raises:
         UnsupportedError: an adapter of another kind than is supported.
-        CheckpointError: there is no such checkpoint, or its download failed; says what to do.
+        CheckpointError: there is no such checkpoint, or its download failed; the text names the
+            next step.
     """
     folder = _find(model, weights, setting)
     if not is_adapter(folder):

@@ -9,7 +9,7 @@ _BEGINNING = b"version https://git-lfs.github.com/spec/"
 
 
 def unreadable(file: Path, otherwise: str, *, param: str | None = None) -> CheckpointError:
-    """Return the error for `file`, which has another content than its name says.
+    """Return the error for `file`, which has another content than its name suggests.
 
     Its message is `otherwise`, unless the file is such a pointer.
 

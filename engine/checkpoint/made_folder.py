@@ -54,7 +54,7 @@ def _cache(kind: str) -> Path:
 
 def _directories(kind: str) -> Iterator[Path]:
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the standard says to ignore such
+    if not os.path.isabs(cache):  # XDG ignores relative paths
         cache = os.path.expanduser("~/.cache")
     if os.path.isabs(cache):
         yield Path(cache) / "trident" / kind

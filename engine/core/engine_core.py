@@ -46,7 +46,7 @@ from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.load_tokenizer import load_tokenizer
-from engine.text.output_parsing.format import SectionFormat, tool_call_parser
+from engine.text.output_parsing.parser_spec import ParserSpec, tool_call_parser
 
 log = logging.getLogger("trident.engine")
 
@@ -113,7 +113,7 @@ class EngineCore:
             checkpoint, self.tokenizer, model_spec.vocab_size, config
         )
         self.detokenizer = Detokenizer(self.tokenizer)
-        self.section_format = SectionFormat(
+        self.parser_spec = ParserSpec(
             self.tokenizer, config.reasoning_parser, config.tool_call_parser
         )
         processors = load_processors(ProcessorContext(self.tokenizer, model_spec.vocab_size))
@@ -166,7 +166,7 @@ class EngineCore:
         self._factory = RequestFactory(
             self.tokenizer,
             self.detokenizer,
-            self.section_format,
+            self.parser_spec,
             eos_token_ids=eos_token_ids,
             vocab_size=model_spec.vocab_size,
             max_model_len=plan.max_model_len,
@@ -186,7 +186,7 @@ class EngineCore:
             description=loaded.description + ("" if task.generates else FOR_EMBEDDINGS),
             computes_on_cpu=self.config.device == "cpu",
             tool_call_parser=tool_call_parser(self.tokenizer, config.tool_call_parser),
-            has_reasoning=self.section_format.has_reasoning,
+            has_reasoning=self.parser_spec.has_reasoning,
             **template_facts(self.tokenizer),
             do_sample=self.generation_defaults.do_sample,
             sampling_defaults=dict(self.generation_defaults.sampling),
@@ -309,7 +309,7 @@ class EngineCore:
         return StepOutputs.of(outputs) if outputs else NO_OUTPUTS
 
     def _fail(self, uids: Sequence[int], error: Exception) -> list[RequestFailed]:
-        """End requests because of `error`; only what is meant for users tells them more."""
+        """End requests because of `error`; users get the text of a `RequestError` alone."""
         if not isinstance(error, RequestError):
             log.error("request failed", exc_info=error, extra={"fields": {"uids": uids}})
         for uid in uids:

@@ -1,4 +1,4 @@
-"""OutputBuilder: from the tokens of the sequences to the outputs for their clients."""
+"""OutputBuilder: makes the outputs for clients from the new tokens of the sequences."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class OutputBuilder:
         if finish is None:
             self._set_window(request, self._window_after(request, window_ids, new_ids))
         parser_state: tuple[int, int] = (0, 0)
-        if output.sections is not None and request.sampling_params.return_sections:
-            parser_state = output.sections.take_parser_state()
+        if output.tracker is not None and request.sampling_params.return_sections:
+            parser_state = output.tracker.take_parser_state()
         logprobs = None
         if request.sampling_params.logprobs is not None:
             logprobs = output.logprobs[: len(new_ids)]

@@ -18,7 +18,7 @@ from engine.core.request_state import RequestKV, RequestOutput, RequestTimes
 from engine.core.schedule import MAX_STOP_TOKEN_IDS
 from engine.request.sampling_params import SamplingParams
 from engine.text.grammar.matcher import SequenceGrammar
-from engine.text.output_parsing.tracker import SectionTracker
+from engine.text.output_parsing.tracker import OutputTracker
 from engine.text.stop.checker import StopChecker
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -82,7 +82,7 @@ class Request:
         arrival_time: float | None = None,
         stream: bool = True,
         stop_checker: StopChecker | None = None,
-        sections: SectionTracker | None = None,
+        tracker: OutputTracker | None = None,
         bad_words: BadWords | None = None,
         thinking: ThinkingBudget | None = None,
         window_ids: Sequence[int] = (),
@@ -100,7 +100,7 @@ class Request:
             tenant: shares the slots equally with the others.
             arrival_time: in seconds of `time.monotonic()`; None: now.
             bad_words: token sequences that must not be produced; None: there are none.
-            thinking: bounds the reasoning in `sections`; None: unlimited.
+            thinking: bounds the reasoning that `tracker` follows; None: unlimited.
             window_ids: last tokens of the prompt, the context needed to decode the output.
         """
         self.uid = uid
@@ -132,7 +132,7 @@ class Request:
         self.num_accepted_draft_tokens = 0
         self.prompt_scores: PromptScores | None = None  # to be found, or to be handed out
         self.kv = RequestKV()
-        self.output = RequestOutput(list(window_ids), stop_checker, sections)
+        self.output = RequestOutput(list(window_ids), stop_checker, tracker)
         self.times = RequestTimes(time.monotonic() if arrival_time is None else arrival_time)
 
         self.finish: Finish | None = None
@@ -201,7 +201,7 @@ class Request:
     def is_watched(self) -> bool:
         """Whether the host looks at each token, for more than the device and stop strings."""
         return (
-            self.output.sections is not None
+            self.output.tracker is not None
             or self.grammar is not None
             or bool(self.processors)
             or self.prompt_scores is not None
@@ -236,9 +236,9 @@ class Request:
             self.finish = self._finish_with(token_id, "length" if is_over else ended)
             if is_over and self.finish == Finish("length"):
                 self.finish = Finish("stop")
-            if self.output.sections is not None and self.finish is None:
+            if self.output.tracker is not None and self.finish is None:
                 stop = self.output.stop_checker
-                self.output.sections.append(token_id, stop.num_held_tokens if stop else 0)
+                self.output.tracker.append(token_id, stop.num_held_tokens if stop else 0)
                 if self.thinking is not None:
                     self.thinking.append(token_id)
         except Exception as error:
@@ -327,6 +327,6 @@ class Request:
             return self.num_output_tokens
         if not self.stream:
             return 0
-        # The tracker of sections holds what the checker of stop strings holds, too.
-        holder = self.output.sections or self.output.stop_checker
+        # The tracker holds what the checker of stop strings holds, too.
+        holder = self.output.tracker or self.output.stop_checker
         return self.num_output_tokens - (0 if holder is None else holder.num_held_tokens)

@@ -1,4 +1,4 @@
-"""RequestFactory: from a validated message to the sequences that the scheduler serves."""
+"""RequestFactory: makes the sequences that the scheduler serves from a validated message."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from engine.protocol.token_ids import TokenIds, unpack_token_ids
 from engine.request.sampling_params import SamplingParams
 from engine.text.detokenizer import Detokenizer
 from engine.text.grammar.after_reasoning import after_reasoning
-from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.reader import state_after_prompt
-from engine.text.output_parsing.splitter import ParserState
-from engine.text.output_parsing.tracker import SectionTracker
+from engine.text.output_parsing.chunk_parser import state_after_prompt
+from engine.text.output_parsing.parser import ParserState
+from engine.text.output_parsing.parser_spec import ParserSpec
+from engine.text.output_parsing.tracker import OutputTracker
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
 from engine.text.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ class Candidates:
 
 
 class Candidate(Request):
-    """It is handed out if its mean log-probability per token is among the `n` highest."""
+    """A sequence that is returned if its mean log-probability is among the `n` highest."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class RequestFactory:
         self,
         tokenizer: Tokenizer,
         detokenizer: Detokenizer,
-        section_format: SectionFormat,
+        parser_spec: ParserSpec,
         *,
         eos_token_ids: Collection[int],
         vocab_size: int,
@@ -128,7 +128,7 @@ class RequestFactory:
         self._task = task
         self._tokenizer = tokenizer
         self._detokenizer = detokenizer
-        self._section_format = section_format
+        self._parser_spec = parser_spec
         self._eos_token_ids = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -173,15 +173,13 @@ class RequestFactory:
         bad_words = self._bad_words(params.bad_words)
         parser_state, budget = None, params.thinking_token_budget
         if params.return_sections or budget is not None:
-            parser_state = state_after_prompt(
-                self._section_format, self._detokenizer, prompt.tolist()
-            )
+            parser_state = state_after_prompt(self._parser_spec, self._detokenizer, prompt.tolist())
             if (spec := params.structured_outputs) is not None:
-                spec = after_reasoning(spec, self._section_format, parser_state)
+                spec = after_reasoning(spec, self._parser_spec, parser_state)
                 params = params.model_copy(update={"structured_outputs": spec})
         new_sequence = _sequences(params, max_tokens, stop_token_ids)
         trackers = [
-            None if parser_state is None else self._sections(window, parser_state, params)
+            None if parser_state is None else self._tracker(window, parser_state, params)
             for _ in range(params.num_sequences)
         ]
         requests = [
@@ -199,16 +197,16 @@ class RequestFactory:
                 arrival_time=message.arrival_time,
                 stream=message.stream,
                 stop_checker=self._stop_checker(window, params) if params.stop else None,
-                sections=sections,
+                tracker=tracker,
                 bad_words=bad_words,
                 thinking=(
                     None
-                    if sections is None or budget is None
-                    else ThinkingBudget(budget, self._section_format, sections)
+                    if tracker is None or budget is None
+                    else ThinkingBudget(budget, self._parser_spec, tracker)
                 ),
                 window_ids=window if window != prompt[-1:].tolist() else (),
             )
-            for index, sections in enumerate(trackers)
+            for index, tracker in enumerate(trackers)
         ]
         for request in requests:
             request.processors = self._processors.asked(params)
@@ -264,7 +262,7 @@ class RequestFactory:
             )
 
     def _check_budget(self, allowed: Collection[int] | None) -> None:
-        end_ids = self._section_format.reasoning_end_ids
+        end_ids = self._parser_spec.reasoning_end_ids
         if not end_ids:
             raise RequestError(
                 "the model has no known reasoning tags; leave it out, or set reasoning_parser of "
@@ -313,11 +311,11 @@ class RequestFactory:
             skip_special_tokens=params.skip_special_tokens,
         )
 
-    def _sections(
+    def _tracker(
         self, window: list[int], parser_state: ParserState, params: SamplingParams
-    ) -> SectionTracker:
-        return SectionTracker(
-            self._section_format,
+    ) -> OutputTracker:
+        return OutputTracker(
+            self._parser_spec,
             self._detokenizer,
             window,
             parser_state,

@@ -1,4 +1,4 @@
-"""Parts of the state of a sequence, by who writes them."""
+"""Parts of the state of a sequence, by the component that writes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.protocol.messages import TokenLogprobs
-from engine.text.output_parsing.tracker import SectionTracker
+from engine.text.output_parsing.tracker import OutputTracker
 from engine.text.stop.checker import StopChecker
 
 
@@ -59,13 +59,13 @@ class RequestTimes:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What the output of a sequence needs beside its tokens.
+    """The state of a sequence's output beside its tokens: stop strings, tags and details.
 
     Attributes:
         window_ids: tokens before the next ones to release, the context needed to decode these;
             empty if that is only the last token before them.
         stop_checker: if the request has stop strings.
-        sections: if the request asked for them, or for a thinking budget.
+        tracker: parses reasoning and tool calls, for `return_sections` or a thinking budget.
         logprobs: of the output tokens not released yet, if the request asked for them.
         cumulative_logprob: sum over all output tokens, if it did.
         hidden: float32 [hidden_size], of the last token of the prompt, once it is computed, if the
@@ -74,7 +74,7 @@ class RequestOutput:
 
     window_ids: list[int]
     stop_checker: StopChecker | None = None
-    sections: SectionTracker | None = None
+    tracker: OutputTracker | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     hidden: NDArray[np.float32] | None = None

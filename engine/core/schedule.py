@@ -1,4 +1,4 @@
-"""The data of a step: what the scheduler tells the model runner, and what comes back.
+"""The data of a step: SchedulerOutput to the model runner, and SamplerOutput back.
 
 All of it is NumPy arrays and numbers, without a reference to a request or to a device, so that the
 runner may be in another process. "[A + 1]" arrays called `start_loc` divide an array of lists, one

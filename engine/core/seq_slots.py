@@ -41,7 +41,7 @@ class SeqSlots:
         watched_bytes: uint64 [S, 4], as `StopChecker.watch`, of those with stop strings.
         skips_special_tokens: int32 [S], 1 if special tokens are left out of the text.
         is_streamed: bool [S], outputs are due before the end.
-        has_logprobs: bool [S], outputs tell the log-probabilities of their tokens.
+        has_logprobs: bool [S], outputs have the log-probabilities of their tokens.
         wants_embedding: bool [S], the last hidden state of the prompt is the output.
         last_token_time: float64 [S], by `time.monotonic()`; 0 before the first token.
         requests: the sequence in each slot, or None.

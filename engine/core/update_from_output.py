@@ -26,7 +26,7 @@ from engine.text.byte_sets import ByteSets
 from kernels.step.sampling_columns import RUNNING, SKIPPED
 
 _MAX_WAIT_S = 0.005  # that arrivals may wait while nothing but grammars is to be waited for
-# By what the device says of a row: its sequence goes on, or why it has ended.
+# By the device's finish reason of a row: RUNNING, STOP or LENGTH.
 _FINISH_REASONS: tuple[FinishReason | None, ...] = (None, "stop", "length")
 
 # So that no step waits long for others: tokens of one sequence, and the time of all sequences after
@@ -119,7 +119,7 @@ class _Late:
 
 
 class OutputUpdater:
-    """Takes sampled tokens to their sequences, also when a slot has another owner meanwhile.
+    """Appends sampled tokens to their sequences, and drops those whose slot has a new owner.
 
     A token of a sequence with a grammar is read when the grammar has followed it, maybe some steps
     later: until then the sequence takes part in none, as its next token depends on that.

@@ -1,4 +1,4 @@
-"""What serves a model on a CPU, chosen by measuring on this machine, once for all starts.
+"""Backends that serve a model on a CPU, chosen by measuring on this machine, once for all starts.
 
 What was measured is remembered in `$XDG_CACHE_HOME/trident/measurements.json`
 (`~/.cache/trident/measurements.json`), so that restarts are fast and do as before; to measure
@@ -58,7 +58,7 @@ def remembered(subject: object, measure: Callable[[], T], kind: type[T]) -> T:
 
     It is remembered for this processor, number of cores, torch and kernels, unless other programs
     took much of the processor's time while it was measured, or it took so little that the system's
-    clock does not tell.
+    clock does not show it.
 
     Args:
         subject: what is measured, distinct by its `repr`.
@@ -88,7 +88,7 @@ def _key(subject: object) -> str:
 
 def _path() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):  # the standard says to ignore such
+    if not os.path.isabs(cache):  # XDG ignores relative paths
         cache = os.path.expanduser("~/.cache")
     return Path(cache) / "trident" / "measurements.json"
 

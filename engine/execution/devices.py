@@ -37,7 +37,7 @@ _OLDEST_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
 
 
 def choose_device(config: EngineConfig) -> torch.device:
-    """Return the device that `config` asks for: a GPU, if there is one, unless it says another.
+    """Return the device that `config` asks for: a GPU, if there is one, unless it names another.
 
     The null device is torch's meta device, whose tensors take no memory.
 
@@ -86,7 +86,7 @@ def require_full_precision() -> None:
 def resolve(config: EngineConfig, device: torch.device) -> ResolvedConfig:
     """Return `config` with the defaults for `device`; what the user has set stays.
 
-    Where only one of the two limits is set, the default of the other one gives way:
+    Where only one of the two limits is set, the default of the other one is adapted:
     `max_num_batched_tokens` is never below `max_num_seqs`.
 
     Raises:

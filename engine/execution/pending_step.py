@@ -1,4 +1,4 @@
-"""A runner of steps, and a step that it has launched: the copy of its tokens to the host."""
+"""Interfaces of a runner of steps, and of a launched step whose tokens are being copied back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of loading, as a bounded number of sentences."""
+"""Progress of loading, as a bounded number of log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slot tables of an engine, and their changes before a step, from its schedule."""
+"""Writes the changes of a SchedulerOutput to the slot tables on the device before its step."""
 
 from __future__ import annotations
 

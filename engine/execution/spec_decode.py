@@ -1,4 +1,4 @@
-"""Steps with drafts: a draw behind the last token of each row, then behind each draft drawn."""
+"""Speculative decoding: samples behind the last token of each row, then each accepted draft."""
 
 from __future__ import annotations
 

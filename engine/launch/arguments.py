@@ -91,7 +91,7 @@ def check(arguments: Sequence[str]) -> None:
         # vLLM's scripts may have its underscores, which no flag of tritonserver has.
         if similar := difflib.get_close_matches(flag.replace("_", "-"), own, n=1, cutoff=0.9):
             raise ServerStartError(f"unknown flag {flag}", f"did you mean {similar[0]}?")
-        if not flag.startswith("--"):  # tritonserver would not say which it does not know
+        if not flag.startswith("--"):  # tritonserver would not name the unknown one
             raise ServerStartError(f"unknown flag {flag}", "see trident serve --help")
 
 
@@ -127,7 +127,7 @@ def endpoints(
 
 
 def exit_timeout(arguments: Sequence[str]) -> int:
-    """Return the seconds that requests in flight have when the server is told to end.
+    """Return the seconds that requests in flight have when the server is stopped.
 
     Raises:
         ServerStartError: `--exit-timeout-secs` is no number of seconds.

@@ -58,7 +58,7 @@ def server_environment(
         ServerStartError: the running interpreter's folder has another one named `python3`.
     """
     environment = {name: value for name, value in base.items() if name not in _KEPT_BACK}
-    # Stubs find site-packages through the first python3 on PATH, whatever VIRTUAL_ENV says.
+    # Stubs find site-packages through the first python3 on PATH, whatever VIRTUAL_ENV is.
     environment["PATH"] = _path(interpreter_folder(), after=base.get("PATH", os.defpath))
     environment["LD_LIBRARY_PATH"] = _path(*libraries, after=base.get("LD_LIBRARY_PATH", ""))
     # glibc gives each of tritonserver's many threads an arena that never shrinks: its memory crept

@@ -10,7 +10,7 @@ class ServerStartError(TridentError):
 
     Args:
         message: why.
-        hint: the next step as a sentence or command; empty if the text says it all.
+        hint: the next step as a sentence or command; empty if the message has it.
         log: the server's log file.
 
     Attributes:

@@ -126,7 +126,7 @@ def log_directory() -> Path:
 
 def _directories() -> Iterator[Path]:
     state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # the standard says to ignore such
+    if not os.path.isabs(state):  # XDG ignores relative paths
         state = os.path.expanduser("~/.local/state")
     if os.path.isabs(state):
         yield Path(state) / "trident"

@@ -1,6 +1,6 @@
 """The model configurations of the repository, in both formats, written from one table of tensors.
 
-`python -m engine.launch.model_configs` writes them; a test tells when that has been forgotten. In
+`python -m engine.launch.model_configs` writes them; a test fails when that has been forgotten. In
 the default form tensors have a batch dimension, as TensorRT-LLM's clients send them; in the form
 `vllm` they have none (`--model-config-name=vllm`), and types and shapes are vllm_backend's.
 """
@@ -219,7 +219,7 @@ TOKENIZE_RESPONSE = [
     Tensor("text", "STRING"),
 ]
 
-# What the engine tells its own clients beside the outputs that it gives to the ensemble.
+# What the engine sends its own clients beside the outputs that it gives to the ensemble.
 ENGINE_RESPONSE = [Tensor("token_ids", "INT32", -1), Tensor("health", "STRING")]
 
 _ONE_INSTANCE = "instance_group [ { kind: KIND_CPU count: 1 } ]\n"

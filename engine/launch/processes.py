@@ -10,7 +10,7 @@ import psutil
 
 from engine.launch.environment import RUN_ID
 
-_ENVIRONMENTS = Path("/tmp")  # whatever TMPDIR says
+_ENVIRONMENTS = Path("/tmp")  # whatever TMPDIR is
 _STARTING_S = 10.0
 
 

@@ -29,7 +29,7 @@ def require_model(repository: Path, model: str, arguments: Sequence[str]) -> Non
 def answers(
     endpoints: Mapping[str, Endpoint], model: str, arguments: Sequence[str], log: str
 ) -> bool:
-    """Tell whether the server and `model` take requests.
+    """Return whether the server and `model` take requests.
 
     Args:
         endpoints: the server's services by name.
@@ -54,7 +54,7 @@ def _loads_later(arguments: Sequence[str]) -> bool:
 def responds(endpoint: Endpoint, path: str) -> bool:
     """Return whether an HTTP service of this machine answers a GET of `path` well, asked directly.
 
-    No proxy is asked, whatever the environment says.
+    No proxy is asked, whatever the environment names.
     """
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=5)
     try:

@@ -21,7 +21,7 @@ from engine.launch.model_configs import ENSEMBLE
 _PREFIX = "trident-"
 _LOCK = "lock"
 _SHARED_MEMORY = Path("/dev/shm")
-# Python puts the working directory of a stub first on its path, whatever PYTHONSAFEPATH says, and
+# Python puts the working directory of a stub first on its path, whatever PYTHONSAFEPATH is, and
 # Triton's own modules are imported before any of ours: so a stub starts in an empty directory. Our
 # stages then change to tritonserver's (`engine.service.interpreter`), for relative paths.
 _START_STUB = """\
@@ -60,7 +60,7 @@ class RunDirectory:
         """Return a folder with nothing but the running Python's libpython in it.
 
         Naming the folder that holds it in LD_LIBRARY_PATH instead would put everything else
-        there (a conda environment's libstdc++, say) before the server's own libraries.
+        there (a conda environment's libstdc++, for example) before the server's own libraries.
 
         Raises:
             ServerStartError: libpython is missing.

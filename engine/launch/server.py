@@ -165,13 +165,14 @@ class TritonServer:
         """Start the server and return when it answers requests.
 
         Raises:
-            ServerStartError: it cannot be started; the text says why, the hint what to do.
+            ServerStartError: it cannot be started, for the reason in its text; the hint is the next
+                step.
         """
         self.launch()
         self.wait_until_ready()
 
     def launch(self) -> None:
-        """Start the server's process; `start` says what is raised. On errors nothing is left."""
+        """Start the server's process; raises as `start`. On errors nothing is left."""
         assert self._process is None, "the server has been started already"
         if not self._prepared:
             self.prepare()

@@ -1,4 +1,4 @@
-"""Reads tritonserver's log: what the engine says, and why a start failed."""
+"""Reads tritonserver's log: the engine's lines, and why a start failed."""
 
 import json
 import re
@@ -13,7 +13,7 @@ _TRIDENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ([A-Z])[A-Z]+ (tride
 _LAUNCHER = "trident.launch"
 _JSON_START = '{"ts":'  # the same with log_format=json
 
-# What a process says that ends itself by SIGABRT.
+# The last line of a process that ends itself by SIGABRT.
 _LAST_WORDS = (
     r"terminate called after throwing an instance of '[^']+'",
     r"ASSERTION FAILED: .+",
@@ -31,7 +31,7 @@ _HARMLESS = (
     "no pinned memory pool",
 )
 
-# Hints for reasons whose text does not say what to do.
+# Hints for reasons whose text does not name a remedy.
 _HINTS = (
     (r"leave it out", ""),  # it does
     (r"unrecognized option", "see trident serve --help, and tritonserver --help for its flags"),
@@ -124,7 +124,7 @@ def failure(log: str) -> tuple[str, str]:
 
 
 def death(status: int, log: str) -> str:
-    """Return how a server with this exit status died, and what it said at last if that tells why.
+    """Return how a server with this exit status died, and its last log line if that has the reason.
 
     Args:
         status: of the process; negative for a signal.
@@ -145,7 +145,7 @@ def _signal(number: int) -> str:
 
 
 def tells_of_success(line: str) -> bool:
-    """Whether a raw line says that a request was answered to its end."""
+    """Whether a raw line reports that a request was answered to its end."""
     return "trident.request" in line and "request finished" in line
 
 

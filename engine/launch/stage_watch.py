@@ -9,7 +9,7 @@ import psutil
 
 from engine.launch.installation import STUB
 
-# A server that is told to end lets its stages go first, and then waits 5 s at most (its
+# A server that is stopped lets its stages go first, and then waits 5 s at most (its
 # --exit-timeout-secs) for requests in flight.
 _GRACE_S = 6.0
 _SIGNAL_MASK = 0x7F  # of a status as `waitpid` has it
@@ -66,7 +66,7 @@ def _is_alive(process: psutil.Process) -> bool:
 def _was_killed(zombie: int) -> bool:
     """Whether a process that tritonserver has not waited for was ended by a signal.
 
-    One that tritonserver told to end was not. The status is the last field; 0 if it is hidden.
+    One that tritonserver stopped itself was not. The status is the last field; 0 if it is hidden.
     """
     try:
         fields = Path(f"/proc/{zombie}/stat").read_text(encoding="utf-8", errors="replace").split()

@@ -24,7 +24,7 @@ class LayerCache(NamedTuple):
     different blocks.
 
     Attributes:
-        group: of the layer, whose block tables say which blocks are a sequence's.
+        group: of the layer, whose block tables list the blocks of each sequence.
     """
 
     key: Tensor

@@ -1,4 +1,4 @@
-"""Decoder: the layers of a model, as its spec says."""
+"""Decoder: the layers of a model, built from its spec."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _mlp(spec: Gated | Plain | MoE, hidden_size: int, scheme: Scheme) -> nn.Modu
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, added to the residual stream, with the norms that the spec says.
+    """Attention and MLP, added to the residual stream, with the norms of the spec.
 
     Attributes:
         attention_norm, mlp_norm: before the attention and the MLP; None where there is none.

@@ -106,7 +106,7 @@ def text_part(fields: Fields) -> Fields | None:
     text = fields.child("text_config")
     if text is None:
         return None
-    # The whole model's field says whether its head is tied, whatever the part's own says: both are
+    # The whole model's field decides whether its head is tied, whatever the part's own is: both are
     # wrong in some checkpoints (`with_stored_head`).
     tied = "tie_word_embeddings"
     return fields.under(text.without(tied) if tied in fields else text)
@@ -195,7 +195,7 @@ def _activation(fields: Fields, field: str, absent: str, supported: Mapping[str,
 
 
 def experts(fields: Fields, field: str, *, absent: int | None = None) -> tuple[int, int]:
-    """Return how many experts there are, which `field` says, and how many a token goes through.
+    """Return how many experts there are, which `field` has, and how many a token goes through.
 
     Args:
         absent: how many there are where the field is absent.
@@ -258,7 +258,7 @@ def switched_windows(fields: Fields) -> list[int | None]:
 
 
 def _check_layer_types(fields: Fields, layers: Iterable[LayerSpec]) -> None:
-    """Raise if `layer_types` does not say of each layer whether it has a window."""
+    """Raise unless `layer_types` has the same windows as `layers`."""
     types = layer_types(fields)
     if types is None or not fields.boolean("use_sliding_window", default=True):
         return

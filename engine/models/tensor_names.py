@@ -28,8 +28,8 @@ class TensorNames:
             has all queries first, then all keys.
         experts: whether each expert has its own projections, or one tensor has a projection of all
             of them, or one has all gates and ups, and one all downs, inputs first.
-        outputs_first: where gates and ups are together: outputs first; None: as the shape of each
-            tensor says.
+        outputs_first: where gates and ups are together: outputs first; None: by the shape of each
+            tensor.
         gates_first: likewise: the gates of one before its ups, which alternate otherwise.
         transposed: whether linears but the head are stored [in_features, out_features].
         ignored: patterns of tensors that are not loaded: what follows from the configuration, or

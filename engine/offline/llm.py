@@ -26,7 +26,7 @@ from engine.ranks.leader import start_core
 from engine.request.prompts import Messages, Prompt, TokenizedPrompt, cut, rendered, tokenized
 from engine.request.sampling_params import SamplingParams
 from engine.text.chat_parameters import ChatParameters
-from engine.text.output_parsing.reader import SectionReader
+from engine.text.output_parsing.chunk_parser import ChunkParser
 from engine.validation import unsupported
 
 
@@ -71,7 +71,7 @@ class LLM:
         unbounded = {"max_num_queued_reqs": 2**31, "max_num_queued_tokens": 2**62}
         with loading(config.model) as report:
             self._core = start_core(config.model_copy(update=unbounded), report)
-        self._sections = SectionReader(self._core.detokenizer, self._core.section_format)
+        self._chunk_parser = ChunkParser(self._core.detokenizer, self._core.parser_spec)
         self._next_uid = 0
 
     def generate(
@@ -304,7 +304,7 @@ class LLM:
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             sections=(
-                self._sections.read(
+                self._chunk_parser.read(
                     output.window_ids, output.token_ids, output, skip_special_tokens=skip
                 )
                 if params.return_sections

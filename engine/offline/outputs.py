@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.protocol.messages import RequestStats, SequenceOutput
-from engine.text.output_parsing.splitter import Section
+from engine.text.output_parsing.parser import Section
 
 
 class Logprob(NamedTuple):

@@ -1,1 +1,1 @@
-"""What the processes of a server say to each other, and the arrays in it."""
+"""Messages between the processes of a server, and the arrays in them."""

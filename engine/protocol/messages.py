@@ -149,7 +149,7 @@ class OutputDetails(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None  # one per new token, if asked for
     cumulative_logprob: float | None = None
     stats: RequestStats | None = None  # with the finish_reason
-    # `output_parsing.splitter.Place` where the new tokens begin, if sections were asked for.
+    # `ParserState` where the new tokens begin, if `return_sections` asked for it.
     parser_state: tuple[Int32, Int32] = (0, 0)
     prompt_logprobs: PromptLogprobs | None = None  # with a request's first output, if asked for
     embedding: bytes | None = None  # float32, little-endian, of length 1; if asked for

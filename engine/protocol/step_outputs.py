@@ -35,7 +35,7 @@ class StepOutputs:
         token_ids: int32 [sum of `num_tokens`]: the new tokens, row after row.
         window_ids: int32 [sum of `num_window_tokens`]: row after row, the tokens before the new
             ones that are needed to decode these.
-        details: by row, of those rows alone that have something else to tell: their end, or
+        details: by row, of those rows alone that have rare fields: a finish reason, or
             log-probabilities.
         failures: requests that have failed. All their rows are here or were there before; nothing
             follows for them.

@@ -1,6 +1,6 @@
 """NF4 and FP4 (QLoRA, Dettmers et al., 2023): 4 bits into a table of 16, with scales of blocks.
 
-The layout of bitsandbytes with `load_in_4bit`. What it says of a projection, it says in a tensor of
+The layout of bitsandbytes with `load_in_4bit`. The state of a projection is in a tensor of
 JSON beside it: https://github.com/bitsandbytes-foundation/bitsandbytes (`QuantState.as_dict`).
 """
 
@@ -43,7 +43,7 @@ class FourBit(Format):
 
     Attributes:
         state_name, state_size: of the tensor of JSON.
-        shape: of the weight, as that says.
+        shape: of the weight, as in that.
         block: weights that share a scale; a block may begin in a row and end in the next.
         nested_block: scales that share one of their own, which are bytes then, indices of a table
             of 256; None: they are floats.
@@ -183,7 +183,7 @@ def read_4_bit_checkpoint(
 
 
 def _format(tensor: StoredTensor) -> FourBit:
-    """Return what a tensor of JSON says."""
+    """Return the format that a tensor of JSON describes."""
     name, where = tensor.name, f"{tensor.file.name}: {tensor.name}"
     if tensor.type_name != "U8":
         raise CheckpointError(f"must be of uint8 (got dtype {tensor.type_name})", param=where)

@@ -43,7 +43,7 @@ class Format(Protocol):
 
         Raises:
             UnsupportedError: the format cannot hold a weight of this shape.
-            CheckpointError: the checkpoint says that it holds another.
+            CheckpointError: the checkpoint names another.
         """
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """The checkpoints of NVIDIA's ModelOpt: FP8 with one scale, and NVFP4.
 
-Newer ones have a `quantization_config`; older ones say the same in `hf_quant_config.json`.
+Newer ones have a `quantization_config`; older ones have the same in `hf_quant_config.json`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def parse_modelopt(config: Fields) -> Format:
 
 
 def read_quantization_file(checkpoint: Path) -> Fields | None:
-    """Return what `hf_quant_config.json` says, as a `quantization_config`; None: it is not there.
+    """Return `hf_quant_config.json` as a `quantization_config`; None: it is not there.
 
     Raises:
         CheckpointError: it is broken.

@@ -118,7 +118,7 @@ def read_quantization(checkpoint: Path) -> QuantizedCheckpoint | None:
 
 
 def _configuration(checkpoint: Path) -> tuple[Fields, Fields | None]:
-    """Return `config.json`, and what it or a file beside it says of quantisation."""
+    """Return `config.json`, and the quantisation config in it or in a file beside it."""
     fields = Fields(read_json_object(checkpoint / "config.json"), name="config.json")
     parts = [part for part in (fields, fields.child("text_config")) if part is not None]
     named = [part.child(name) for part in parts for name in _CONFIGS]

@@ -48,10 +48,10 @@ class GenerationDefaults:
 
         End and padding tokens that it does not name are taken from `config.json`; the padding token
         then from `tokenizer`, whose end token always ends a sequence too: the chats of a fine-tune
-        may end with it, whatever files of the model before say.
+        may end with it, whatever files of the model before name.
 
         Args:
-            vocab_size: the model's; it never says a token beyond.
+            vocab_size: the model's; it never draws a token beyond.
 
         Raises:
             CheckpointError: one of the files is malformed, or names an end token beyond the model's

@@ -93,7 +93,7 @@ def rendered(
         RequestError: a conversation is malformed, or there is no template.
         CheckpointError: the template is broken.
     """
-    # What is no list at all is one conversation: `check_messages` says what it must be.
+    # What is no list at all is one conversation: `check_messages` reports what it must be.
     is_one = not _is_list(messages) or any(isinstance(each, Mapping) for each in messages[:1])
     texts = [
         chat_template.render_text(

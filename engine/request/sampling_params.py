@@ -154,7 +154,7 @@ class SamplingParams(BaseModel):
         truncate_prompt_tokens: the prompt is cut to its last so many tokens; -1: to what the model
             takes beside `max_tokens`; None: it is not, and refused if it is too long.
         skip_special_tokens: leave special tokens out of the text.
-        return_sections: tell which text is content, which reasoning and which a tool call.
+        return_sections: split the text into content, reasoning and tool calls.
         return_embedding: the embedding of the prompt is the output; no token is.
     """
 
@@ -220,7 +220,7 @@ class SamplingParams(BaseModel):
 
     @property
     def widest(self) -> tuple[str, int]:
-        """The field that says how many sequences run for the request, and how many these are."""
+        """The field that sets how many sequences run for the request, and their number."""
         if self.beam_width > 1:
             return "beam_width", self.beam_width
         return ("n", self.n) if self.best_of is None else ("best_of", self.best_of)

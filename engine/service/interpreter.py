@@ -1,4 +1,4 @@
-"""Gives the Python that Triton's stub embeds what other Pythons have: UTF-8 and a directory.
+"""Sets up the Python that Triton's stub embeds: UTF-8 and a valid working directory.
 
 The stub isolates its interpreter: that reads neither the locale nor PYTHONUTF8, and takes names of
 files, and the environment, for ASCII.
@@ -44,7 +44,7 @@ def _use_utf8() -> None:
         folders[:] = [_decoded(os.fsencode(each)) for each in folders]
     # What becomes a part of other names; a GGUF file is known by its whole name, for one.
     os.getcwd = lambda: _decoded(os.getcwdb())
-    variables: Any = os.environ  # whose type says that it decodes strings
+    variables: Any = os.environ  # whose type declares that it decodes strings
     variables.decodekey = variables.decodevalue = _decoded
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")  # of `open` without an encoding

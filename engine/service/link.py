@@ -4,8 +4,8 @@ To the detokenizer it carries proof that a message comes from the engine stub, b
 may call the model `detokenizer` with bytes of its own. To the engine it carries cancellations: a
 cancel of an ensemble request reaches only the step that runs then, which is the detokenizer. And it
 carries failures: an error response of the detokenizer would end the ensemble's request while the
-engine still works on it, and Triton would never release such a request. And it tells which messages
-have arrived, so that the engine stub sends no more than the detokenizer takes.
+engine still works on it, and Triton would never release such a request. And it acknowledges
+messages that have arrived, so that the engine stub sends no more than the detokenizer takes.
 
 The engine stub listens on a datagram socket in the abstract namespace, so no file is left behind.
 Each message starts with the name of that socket, from which the detokenizer gets the key of
@@ -138,26 +138,26 @@ class DetokenizerEnd:
         return payload
 
     def cancel(self, message: memoryview, uid: int) -> None:
-        """Tell the engine stub that sealed `message` that the client of `uid` has gone.
+        """Report to the engine stub that sealed `message` that the client of `uid` has gone.
 
         Lost if that stub has ended: then there is nothing to cancel.
         """
-        self._tell(message, _CANCELLED, uid)
+        self._send(message, _CANCELLED, uid)
 
     def fail(self, message: memoryview, uid: int, error: str) -> None:
-        """Tell it to end the request `uid` with `error`, because it cannot be answered."""
+        """Have it end the request `uid` with `error`, because it cannot be answered."""
         text = error.encode("utf-8", "replace")[: _NEWS_BYTES - _MAC_BYTES - _NEWS.size]
-        self._tell(message, _FAILED, uid, text)
+        self._send(message, _FAILED, uid, text)
 
-    def tell_arrival(self, message: memoryview, number: int) -> None:
-        """Tell it that its message of this number is here."""
-        self._tell(message, _ARRIVED, number)
+    def acknowledge(self, message: memoryview, number: int) -> None:
+        """Acknowledge its message of this number."""
+        self._send(message, _ARRIVED, number)
 
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
 
-    def _tell(self, message: memoryview, what: bytes, number: int, text: bytes = b"") -> None:
+    def _send(self, message: memoryview, what: bytes, number: int, text: bytes = b"") -> None:
         name, news = bytes(message[:_NAME_BYTES]), _NEWS.pack(what, number) + text
         with contextlib.suppress(OSError, ForgedMessageError):
             self._socket.sendto(_mac(self._key(name), news, _NEWS_PERSON) + news, _address(name))

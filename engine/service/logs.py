@@ -16,7 +16,7 @@ import msgspec
 
 LogFormat = Literal["text", "json"]
 
-_TALKATIVE = ("httpx", "httpx2")  # which tell of each request of a download
+_TALKATIVE = ("httpx", "httpx2")  # which log each request of a download
 _PLAIN = re.compile(r"[\w.:/+-]+", re.ASCII)
 
 

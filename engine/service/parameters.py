@@ -90,7 +90,7 @@ def take_cache_salt(fields: dict[str, Any]) -> str:
 
 
 class Tenant(NamedTuple):
-    """On whose behalf a request says that it is made, and the key that shows that it may say so."""
+    """The tenant that a request names, and the key that authorises it to name one."""
 
     name: str = ""
     key: str = ""

@@ -1,4 +1,4 @@
-"""Ends a stub when tritonserver has gone: by itself a stub notices that only after minutes."""
+"""Ends a stub when tritonserver has died, which a stub notices by itself only after minutes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from engine.request.sampling_params import SamplingParams
 from engine.service.tensors import InputReader
 from engine.validation.limits import MAX_BEAM_WIDTH, MAX_WORDS
 
-# Tensor -> field of SamplingParams; later ones win, so aliases stand first. TensorRT-LLM says
+# Tensor -> field of SamplingParams; later ones win, so aliases stand first. TensorRT-LLM names
 # `sampling_param_...` for its LLM API, `runtime_...`, `len_penalty` and `request_output_len` for
 # its model `tensorrt_llm`.
 _INTEGERS = {
@@ -154,7 +154,7 @@ def renamed(error: RequestError, names: Mapping[str, str]) -> RequestError:
 def end_fields(end_id: int | None, params: SamplingParams) -> Mapping[str, Any]:
     """Return the fields of SamplingParams that make `end_id` the only end-of-sequence token.
 
-    None: the client did not say; -1: there is none.
+    None: the client did not set it; -1: there is none.
     """
     if end_id is None:
         return {}

@@ -66,7 +66,7 @@ class Stage:
         """Return what `make` makes of the settings in `engine.json` and `TRIDENT_*`.
 
         Raises:
-            pb_utils.TritonModelException: the one line that says why it cannot be made.
+            pb_utils.TritonModelException: one line with the reason why it cannot be made.
         """
         try:
             config = EngineConfig.load(self._settings)

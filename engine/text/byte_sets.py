@@ -1,4 +1,4 @@
-"""Sets of bytes, 256 bits each: which tokens of a step matter to which sequences."""
+"""Sets of bytes, 256 bits each, which pick the tokens that may matter to stop strings."""
 
 from __future__ import annotations
 

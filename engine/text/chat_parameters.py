@@ -1,4 +1,4 @@
-"""ChatParameters: what a request tells the chat template beside its messages."""
+"""ChatParameters: the tools and variables that a request gives the chat template."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _with_fields(tool: Mapping[str, Any], plain: Callable[[Any], Any]) -> dict[s
 
 
 def _plain_schema(schema: Any, *, has_texts: bool = False) -> Any:
-    """Return a JSON schema that says the same as `schema`.
+    """Return a JSON schema that is equivalent to `schema`.
 
     It has a description, one type or `anyOf`, and `additionalProperties` of objects; if `has_texts`
     the default is the JSON text of it.

@@ -35,19 +35,19 @@ from engine.validation.limits import MAX_MESSAGES, check_size
 _DEFAULTS = ChatParameters()
 _TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 _FIELDS = frozenset({"role", "content", "tool_calls", *_TEXT_FIELDS})
-# Fields of answers that clients send back, and that say nothing if they are empty.
+# Fields of answers that clients send back; ignored if they are empty.
 _OF_ANSWERS = (
     *("annotations", "audio", "function_call", "reasoning_details", "refusal"),
     *("thinking_blocks", "tool_calls"),
 )
 _OTHERS = "provider_specific_fields"  # LiteLLM's messages have there what it does not know
-# Fields of answers, and the field that says the same to the model.
+# Fields of answers, and the field that means the same to the model.
 _REPEATED = {
     "parsed": "content",
     "thinking_blocks": "reasoning_content",
     "reasoning_details": "reasoning_content",
 }
-_MAX_PROBLEM = 300  # characters of what a template says
+_MAX_PROBLEM = 300  # characters of a template's error
 _PLAIN = [{"role": "user", "content": "a"}]
 _MARK = re.compile(r"trident\d+mark")
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+', re.DOTALL)  # of JSON, without its end
@@ -106,7 +106,7 @@ def render_text(
     Raises:
         UnsupportedError: the template has no place for what `parameters` give it.
         RequestError: there is no template, or it refuses the messages or the tools, or leaves out
-            what a message says.
+            a message's content.
         CheckpointError: the template itself is broken.
     """
     if not tokenizer.has_chat_template:
@@ -143,7 +143,7 @@ def render_text(
 def _complete_prompt(
     tokenizer: Tokenizer, messages: list[dict[str, Any]], parameters: ChatParameters
 ) -> str:
-    """Return the prompt, if it shows what each message says.
+    """Return the prompt, if it shows the content of each message.
 
     Raises:
         RequestError: the template refuses the messages, or leaves one out.
@@ -168,7 +168,7 @@ def _left_out(
     """Return the indices of messages whose content the template does not show.
 
     Found out by rendering marks in place of the contents: the template may cut or rewrite a text
-    that it shows. What the model says beside a call is not looked for; many templates drop it.
+    that it shows. The model's text beside a call is not looked for; many templates drop it.
     """
     marks = {
         index: f"trident{index}mark"
@@ -317,7 +317,7 @@ def _message(item: Any, param: str) -> dict[str, Any]:
 
 
 def _said(item: Mapping[str, Any], param: str) -> dict[str, Any]:
-    """Return the fields of a message that say something, under the names that templates know."""
+    """Return the fields of a message that are set, under the names that templates use."""
     others = item.get(_OTHERS)
     if not isinstance(others, Mapping | None):
         raise RequestError(f"must be an object (got {_kind(others)})", param=f"{param}.{_OTHERS}")

@@ -60,7 +60,7 @@ def in_formats(
 
 
 def _conversation(role: str) -> list[dict[str, Any]]:
-    """Return a conversation in which the mark is what `role` says."""
+    """Return a conversation in which the mark is the content of `role`."""
     user, marked = {"role": "user", "content": "a"}, {"role": role, "content": _MARK}
     if role == "user":
         return [marked]

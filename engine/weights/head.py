@@ -1,4 +1,4 @@
-"""Whether a checkpoint's head is its embedding: what it stores counts, not what it says."""
+"""Tied embeddings: whether a checkpoint's head is its embedding, by its tensors, not its config."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TORCH = Path(torch.__file__).parent
 
 
 class BuildError(RuntimeError):
-    """The kernels cannot be built here; the message says why."""
+    """The kernels cannot be built here, for the reason in the message."""
 
 
 def build(target: Target) -> Path:

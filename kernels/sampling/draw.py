@@ -6,11 +6,11 @@ also wins in every subset that contains it. This is used three times.
 
 Without filters, each program finds the winner of its chunk of a row: one pass.
 
-Top-p needs no threshold. The race is run without top-p. One sum then tells whether top-p keeps the
-winner: is the mass of all tokens that rank before it below top_p? If not, top-p drops all tokens
-that do not rank before it, and the remaining ones race again, with the same times. The final winner
-is the winner among the kept tokens alone. A fraction top_p of first winners is kept, and each later
-race is among half of the mass on average.
+Top-p needs no threshold. The race is run without top-p. One sum then decides whether top-p keeps
+the winner: is the mass of all tokens that rank before it below top_p? If not, top-p drops all
+tokens that do not rank before it, and the remaining ones race again, with the same times. The final
+winner is the winner among the kept tokens alone. A fraction top_p of first winners is kept, and
+each later race is among half of the mass on average.
 
 Only a few groups of tokens are needed. The first pass stores the maximum of each group of 16
 tokens, or of 32 if there are more than 2^17. The k groups with the largest maxima hold the k

@@ -10,7 +10,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from engine.text.detokenizer import Detokenizer
-from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.parser_spec import ParserSpec
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_fallback_tokenizer, byte_level_tokenizer
 
@@ -50,8 +50,6 @@ def tagged(
 
 
 @cache
-def format_of(
-    detokenizer: Detokenizer, reasoning: str = "auto", tools: str = "auto"
-) -> SectionFormat:
+def format_of(detokenizer: Detokenizer, reasoning: str = "auto", tools: str = "auto") -> ParserSpec:
     """Return the format that is found for it, or named."""
-    return SectionFormat(detokenizer.tokenizer, reasoning, tools)
+    return ParserSpec(detokenizer.tokenizer, reasoning, tools)

@@ -27,7 +27,7 @@ class Event(NamedTuple):
     Attributes:
         new, total: output tokens in it, or so far, which takes precedence.
         is_response: whether it counts as one; else its tokens belong to the one before.
-        error: what the server says is wrong.
+        error: the server's error message.
     """
 
     at: float
@@ -73,7 +73,7 @@ class Connector(ABC):
 
     @abstractmethod
     def events(self, pieces: list[Piece]) -> Iterator[Event]:
-        """Yield what pieces say, whether the answer is complete or not.
+        """Yield the events in pieces, whether the answer is complete or not.
 
         Raises:
             RequestFailedError: one cannot be read.

@@ -41,7 +41,7 @@ class _Said(msgspec.Struct, array_like=True):
 
 
 class _Stream:
-    """A request that runs: where its pieces go, and what is told when its last has come."""
+    """A request that runs: where its pieces go, and what is called after its last."""
 
     def __init__(self, pieces: list[Piece], sequences: int) -> None:
         self.pieces = pieces
@@ -134,7 +134,7 @@ class EngineConnector(Connector):
             while True:
                 self._take(core)
                 self._step(core)
-        except BaseException:  # nobody is told otherwise
+        except BaseException:  # nothing else reports it
             traceback.print_exc()
             os._exit(1)
 

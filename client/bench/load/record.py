@@ -41,7 +41,7 @@ class Record(msgspec.Struct):
         sent: when it was.
         asked: output tokens that were asked for.
         arrivals: the time of each response with tokens, and their number.
-        prompt_tokens, cached_tokens: as the server counts them; 0 if it does not say.
+        prompt_tokens, cached_tokens: as the server counts them; 0 if it does not report them.
         error: why there is no complete answer.
         refused: whether the server said that it has too much to do.
     """

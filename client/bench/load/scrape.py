@@ -1,4 +1,4 @@
-"""What a server says of itself while it is measured: its metrics in Prometheus' form."""
+"""Scrapes a server while it is measured: its metrics in Prometheus' form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Sample(NamedTuple):
     """The server at one moment: seconds, sequences, and the share of the KV blocks in use.
 
     Attributes:
-        kv_waste: share of the slots of these blocks that hold no token; None: servers do not tell.
+        kv_waste: share of the slots of these blocks that hold no token; None: servers do not report
+            it.
         kv_saved: share of the blocks that sequences would hold more if they shared none; or None.
         gpu_use: share of the time in which GPUs were busy, summed over them.
     """

@@ -1,1 +1,1 @@
-"""Measurements: a workload run on a server, and what the machine and the server say meanwhile."""
+"""Measurements: a workload run on a server, and the metrics of machine and server meanwhile."""

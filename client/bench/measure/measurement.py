@@ -22,7 +22,7 @@ class Measurement:
         requests: those that were answered in full, or until the run was cut.
         failed, refused: requests without an answer, and those of them of which the server said
             that it has too much to do.
-        error: what the first of them was told, or "".
+        error: the message that the first of them got, or "".
         memory: bytes of the server's processes after the run, shared pages divided (PSS).
         cpu_seconds: by process; other programs as one.
         others: share of the cores' time used by other programs.
@@ -95,7 +95,7 @@ class Measurement:
         """Whether latencies grow while requests keep coming: the load is above the capacity."""
         half = len(self.requests) // 2
         if half < 10 or self.requests[-1].intended - self.requests[0].intended < 0.5:
-            return False  # too few to tell, or all at once
+            return False  # too few to judge, or all at once
         ttfts = self.figures["ttft"]
         early, late = (sum(part) / half for part in (ttfts[:half], ttfts[-half:]))
         return late > 2 * early and late - early > 1.0

@@ -170,6 +170,6 @@ def _percentiles(values: Sequence[float], *percents: float) -> list[float]:
 def _told(
     statistic: Callable[[list[float]], float], values: Iterable[float | None]
 ) -> float | None:
-    """Return a statistic of the values that a server told; None: it told none."""
+    """Return a statistic of the values that a server reported; None: it reported none."""
     found = [each for each in values if each is not None]
     return statistic(found) if found else None

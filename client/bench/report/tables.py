@@ -125,7 +125,7 @@ def _notes(found: dict[str, Any], rounds: int) -> str:
 
 
 def verdict(before: Sequence[float], after: Sequence[float]) -> str:
-    """Say whether the rounds of two runs differ: only if none of one is within the other's."""
+    """Return whether the rounds of two runs differ: only if none of one is within the other's."""
     if len(before) < 2 or len(after) < 2:
         return "one round: unknown"
     if max(before) < min(after) or max(after) < min(before):

@@ -38,7 +38,8 @@ class Running:
         pids: the processes that all others of the server descend from; none: it is not ours.
         metrics_url: where its metrics are read; empty: nowhere.
         worker: the load generator that it runs in, if it does.
-        end: says how its process has ended, with its last words; "" if it has not, as far as known.
+        end: returns how its process has ended, with its last log lines; "" if it has not, as far as
+            known.
     """
 
     target: Target

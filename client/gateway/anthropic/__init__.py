@@ -1,1 +1,1 @@
-"""Anthropic's `/v1/messages`: conversations of blocks, onto chats and back."""
+"""Anthropic's `/v1/messages`, translated to chats of OpenAI's form and back."""

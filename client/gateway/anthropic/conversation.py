@@ -57,9 +57,10 @@ class Conversation:
         Args:
             system: before all messages.
             messages: the turns.
-            tools: by name; where a result first refers to one, the model is told of it.
+            tools: by name; where a result first refers to one, its definition is put into the
+                prompt.
             takes_late_system: whether the chat template has a place for system messages that
-                follow others. Else the user says them, marked as the system's.
+                follow others. Else they become user messages, marked as the system's.
             kept_thinking: of how many turns thinking is kept, from the newest; None is all.
 
         Raises:
@@ -147,7 +148,7 @@ class Conversation:
 def _without_old_thinking(messages: Sequence[MessageParam], num_kept: int) -> list[MessageParam]:
     """Return `messages` with the thinking of the last `num_kept` turns that have some.
 
-    A turn of the model lasts until the user says something without results of tools.
+    A turn of the model lasts until a user message without results of tools.
     """
     made: list[MessageParam] = []
     has_thinking = False  # the turn, as far as it has been read from its end

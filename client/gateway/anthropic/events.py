@@ -16,8 +16,8 @@ class MessageTokensDetails(Struct):
 class MessageUsage(Struct):
     """Tokens of a request: the prompt has all of the first three.
 
-    `input_tokens` were computed, `cache_read_input_tokens` came from the prefix cache. That nothing
-    is written to it but what is computed anyway, `cache_creation_input_tokens` says.
+    `input_tokens` were computed, `cache_read_input_tokens` came from the prefix cache. Nothing
+    is written to it but what is computed anyway: `cache_creation_input_tokens` is 0.
     """
 
     input_tokens: int

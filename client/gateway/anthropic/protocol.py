@@ -59,7 +59,7 @@ class CacheControl(Fields):
 
 
 class TextBlock(Fields):
-    """A text; what the client has made of it says nothing to the model."""
+    """A text; `parsed_output` that a client adds is not passed to the model."""
 
     type: Literal["text"]
     text: str
@@ -173,7 +173,7 @@ _AssistantBlocks = list[
 
 
 class UserMessage(Fields):
-    """What the user says, and what tools gave back."""
+    """A message of the user, and results of tools."""
 
     role: Literal["user"]
     content: Annotated[
@@ -213,7 +213,7 @@ class Tool(Fields):
     """A tool that the client runs.
 
     `eager_input_streaming` is how it always is here: input is streamed as the model writes it. With
-    `defer_loading` the model is told of the tool when a result refers to it.
+    `defer_loading` the tool's definition is put into the prompt where a result refers to it.
     """
 
     type: Annotated[
@@ -345,7 +345,7 @@ class ContextManagement(Fields):
 
 
 class CountTokensRequest(Fields):
-    """A conversation, and what the model is told beside it."""
+    """A conversation with its system prompt and tools."""
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1)]
@@ -383,13 +383,13 @@ def _no_thread(value: Any) -> Any:
 
 
 class Metadata(Fields):
-    """Without effect: it tells Anthropic about abuse."""
+    """Without effect: it reports abuse to Anthropic."""
 
     user_id: str | None = None
 
 
 class Diagnostics(Fields):
-    """Without effect: by it Anthropic tells why a prefix was not in its cache."""
+    """Without effect: Anthropic reports by it why a prefix was not in its cache."""
 
     previous_message_id: str | None = None
 

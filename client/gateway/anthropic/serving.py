@@ -167,7 +167,8 @@ class MessagesChat:
             takes_late_system=model.takes_late_system,
             kept_thinking=body.kept_thinking,
         )
-        # What was found since is told where it was found, so that the prompt before stays the same.
+        # Tools found since are defined where they were found, so that the prompt before stays the
+        # same.
         first = [index for index, tool in enumerate(given) if not tool.defer_loading]
         found = self.conversation.found_tools.difference(given[index].name for index in first)
         self._tool_indices = [
@@ -272,7 +273,7 @@ def _choice(
             return choice.type
 
 
-# After so long without an event a stream says that it lives: clients and proxies give up at some
+# After so long without an event a stream sends a ping: clients and proxies give up at some
 # time.
 _QUIET_S = 10.0
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}

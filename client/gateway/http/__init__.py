@@ -1,1 +1,1 @@
-"""What HTTP wants of every route: forms of answers and of streams, their end, their document."""
+"""HTTP responses and streams of all routes, and their part of the OpenAPI document."""

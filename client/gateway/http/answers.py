@@ -33,7 +33,7 @@ def documented(
     errors: Iterable[int] = (),
     error: type[Struct] = ErrorBody,
 ) -> dict[int | str, dict[str, Any]]:
-    """Return what a route says of its answers, FastAPI's `responses`.
+    """Return the documentation of a route's answers, FastAPI's `responses`.
 
     The schemas have their definitions in them, which `document` then puts where all have theirs.
 
@@ -55,7 +55,7 @@ def documented(
 
 
 def documented_error(status: int, error: type[Struct]) -> dict[str, Any]:
-    """Return what a route says of an error with this status and body."""
+    """Return the documentation of an error with this status and body."""
     made: dict[str, Any] = {
         "description": HTTPStatus(status).phrase,
         "content": {_JSON: {"schema": _schema(error)}},

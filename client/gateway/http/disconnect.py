@@ -1,4 +1,4 @@
-"""Work for a client ends when the client goes."""
+"""Cancels the work for a client that disconnects."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an operator sees of a gateway: its metrics and its servers', a line for each request."""
+"""Observability of a gateway: its metrics and its servers', and a log line for each request."""

@@ -16,7 +16,7 @@ _TIMEOUT = aiohttp.ClientTimeout(5.0)
 
 
 async def scrape(addresses: Mapping[str, str]) -> dict[str, str | None]:
-    """Return what each server says of itself in Prometheus' form; None of one that does not answer.
+    """Return the metrics of each server in Prometheus' form; None of one that does not answer.
 
     Args:
         addresses: the server's name, and `host:port` of its metrics.
@@ -37,8 +37,8 @@ async def _text(session: aiohttp.ClientSession, address: str) -> str | None:
 def together(texts: Mapping[str, str]) -> str:
     """Return the metrics of several servers as those of one, whose samples name their `server`.
 
-    Each family stands there once, as Prometheus' form demands: with what the first server that has
-    it says of it, and the samples of all. A single server's are left as they are.
+    Each family stands there once, as Prometheus' form demands: with the help text of the first
+    server that has it, and the samples of all. A single server's are left as they are.
     """
     if len(texts) == 1:
         return next(iter(texts.values()))
@@ -77,7 +77,7 @@ class GatewayMetrics:
     """Counts requests of HTTP, by route and status.
 
     Args:
-        servers: what there is to say of them.
+        servers: the collector of their metrics.
         folder: where the workers of a gateway count together, which the variable
             `PROMETHEUS_MULTIPROC_DIR` must have named when this process began; None: alone.
     """

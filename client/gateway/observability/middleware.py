@@ -1,4 +1,4 @@
-"""What happens around every request: an id, a line in the log, metrics."""
+"""Middleware around every request: its id, its line in the log, and metrics."""
 
 from __future__ import annotations
 

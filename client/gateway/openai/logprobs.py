@@ -100,7 +100,7 @@ def first_token(
     others: Sequence[TokenLogprobs],
     answer: Sequence[TokenLogprobs],
 ) -> bytes:
-    """Return the bytes of the first token of an echoed prompt, of which nothing else is told.
+    """Return the bytes of the first token of an echoed prompt, which has no log-probability.
 
     Args:
         text: the prompt, and after it the text of the answer.

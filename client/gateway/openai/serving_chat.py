@@ -145,7 +145,7 @@ class ChatAnswer:
 
     def __init__(self, gateway: Gateway, generation: Generation, tool_choice: ToolChoice) -> None:
         """Take a request with `messages` and the sampling parameter `return_sections`."""
-        assert generation.sampling.get("return_sections"), "pieces are told by their sections"
+        assert generation.sampling.get("return_sections"), "pieces are read from their sections"
         self.usage = UsageCount()
         self._gateway = gateway
         self._generation = generation

@@ -43,7 +43,7 @@ def refuse_too_many(number: int) -> None:
 
 
 def with_calls(generation: Generation, choice: ToolChoice, parser: ToolParser) -> Generation:
-    """Return the request with a grammar for what `choice` says, if it needs one.
+    """Return the request with a grammar for `choice`, if it needs one.
 
     Raises:
         ApiError: a function cannot be enforced, or another grammar is asked for too.

@@ -1,4 +1,4 @@
-"""Runs a gateway until it is told to stop."""
+"""Runs a gateway in one or more worker processes until it is stopped."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _PAUSE_S = 1.0  # from the start of a worker to that of the one in its place, at
 
 
 class Workers:
-    """Keeps a number of workers running until this process is told to end.
+    """Keeps a number of workers running until this process is stopped.
 
     Each has a socket of its own there. (Unlike those of uvicorn's supervisor they end if this one
-    is killed, and the port is closed as soon as they are told to end.)
+    is killed, and the port is closed as soon as they are stopped.)
     """
 
     def __init__(self, settings: GatewaySettings, bound: socket.socket, count: int) -> None:
@@ -147,7 +147,7 @@ class Server(uvicorn.Server):
     read.
 
     Without descriptors asyncio tries to accept as many connections as may wait, each time with a
-    traceback, and each failure tries again: soon it does nothing else. So it is told of one.
+    traceback, and each failure tries again: soon it does nothing else. So its backlog is one.
 
     Args:
         config: uvicorn's.
@@ -217,7 +217,7 @@ def serve(settings: GatewaySettings, host: str, port: int, workers: int = 1) -> 
 
 
 def run(server: Server, sockets: list[socket.socket] | None = None) -> None:
-    """Run a server in this process, which is for nothing else, until it is told to end."""
+    """Run a server in this process, which is for nothing else, until it is stopped."""
     # What the start has made stays: 90,000 objects, in which looking for garbage took 60 ms, for
     # which all streams stood still.
     gc.freeze()
@@ -281,6 +281,6 @@ def make_server(
     )
     try:
         config.load()
-    except OSError as error:  # also what OpenSSL says
+    except OSError as error:  # also OpenSSL's errors
         raise ConfigurationError(f"{error}", param="ssl_certfile, ssl_keyfile") from None
     return Server(config, app.state.gateway.pool, settings.shutdown_timeout_s)

@@ -32,7 +32,7 @@ class Conversation:
 
         Args:
             takes_late_system: whether the chat template has a place for system messages that
-                follow others. Else the user says them, marked as the system's.
+                follow others. Else they become user messages, marked as the system's.
         """
         self._takes_late_system = takes_late_system
         self._messages: list[dict[str, Any]] = []
@@ -47,7 +47,7 @@ class Conversation:
         return [each if each.keys() & ends else {**each, "content": ""} for each in self._messages]
 
     def add_system(self, text: str, param: str) -> None:
-        """Add what the model is told of its task."""
+        """Add a system message."""
         self._add_system([_part(text)], param)
 
     def add(self, items: Sequence[Item], param: str) -> None:

@@ -1,4 +1,4 @@
-"""Keeps responses, and finds what a request refers to of earlier ones."""
+"""Stores responses, and finds the earlier ones that a request refers to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CalledName: a function as responses call it, and as the model does."""
+"""CalledName: the name of a function in the Responses API, and its name for the model."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from client.gateway.schemas.unions import Key
 _Status = Literal["in_progress", "completed", "incomplete"]
 
 
-# It is large, and says nothing to the model.
+# It is large, and is not passed to the model.
 _Dropped = Annotated[list[dict[str, Any]], AfterValidator(lambda _: [])]
 
 
@@ -43,7 +43,7 @@ class InputText(Fields):
 
 
 class OutputText(Fields):
-    """A text of an answer; what the client has made of it, and what is beside it, say nothing."""
+    """A text of an answer; annotations and other fields that a client sends back are ignored."""
 
     type: Literal["output_text"]
     text: str
@@ -64,7 +64,7 @@ class Refusal(Fields):
         return self.refusal
 
 
-# Only messages and references need not say what they are.
+# Only messages and references may leave their type out.
 TYPE = Key(
     "type",
     lambda item: "message" if "role" in item else "item_reference" if [*item] == ["id"] else None,
@@ -88,7 +88,7 @@ Content = Annotated[
 
 
 class MessageItem(Fields):
-    """A message of either side; its `phase` says nothing to the model."""
+    """A message of either side; its `phase` is not passed to the model."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "system", "developer", "assistant"]
@@ -99,7 +99,7 @@ class MessageItem(Fields):
 
 
 class FunctionCallItem(Fields):
-    """A call that the model has made; what the client has made of its arguments says nothing."""
+    """A call that the model has made; `parsed_arguments` that a client adds are ignored."""
 
     type: Literal["function_call"]
     call_id: str
@@ -218,7 +218,7 @@ class NamespaceTool(Fields):
 
 
 class HostedTool(BaseModel):
-    """A tool that this server does not run; what else it says is not looked at."""
+    """A tool that this server does not run; its other fields are ignored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -317,7 +317,7 @@ class TextConfig(Fields):
 class Reasoning(Fields):
     """How much the model is to think, by a variable of its chat template.
 
-    A summary is not made: the reasoning itself is there, which says more.
+    A summary is not made: the reasoning itself is there.
     """
 
     effort: str | None = None

@@ -110,7 +110,7 @@ def in_names_of_responses(error: ApiError, tools: OfferedTools) -> ApiError:
 
 
 def sampling_told(body: ResponseRequest, model: Health) -> dict[str, float]:
-    """Return the `temperature` and `top_p` that `model` takes where `body` does not say."""
+    """Return the `temperature` and `top_p` that `model` takes where `body` has none."""
     defaults = model.sampling_defaults
     # Who shapes the distribution means to draw from it.
     draws = model.do_sample or any(getattr(body, name) is not None for name in _FILTERS)
@@ -122,7 +122,7 @@ def sampling_told(body: ResponseRequest, model: Health) -> dict[str, float]:
 
 
 def told_of(body: ResponseRequest, tools: OfferedTools) -> dict[str, Any]:
-    """Return what the response says of `body`: what was asked for, and what holds otherwise."""
+    """Return the fields of `body` that the response echoes, with defaults for those left out."""
     return {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,

@@ -22,13 +22,13 @@ _METRICS = {"description": "The metrics", "content": {"text/plain": {"schema": {
 
 @router.get("/health", responses=documented(Health))
 async def health() -> Response:
-    """Say that the gateway itself is up."""
+    """Answer 200 while the gateway itself is up."""
     return JsonAnswer(Health())
 
 
 @router.get("/health/ready", responses=documented(Readiness, errors=[503]))
 async def ready(gateway: Annotated[Gateway, Depends(gateway_of)]) -> Response:
-    """Say whether requests are taken: 503 while the server or its engine is not up."""
+    """Answer 200 while requests are taken, and 503 while the server or its engine is not up."""
     try:
         found = await gateway.pool.health()
     except TridentClientError as error:

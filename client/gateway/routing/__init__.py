@@ -1,1 +1,1 @@
-"""Which of several Triton servers answers a request; no I/O but in `pool`."""
+"""Routing of requests to one of several Triton servers; no I/O but in `pool`."""

@@ -49,7 +49,7 @@ class Balance:
             raise ConfigurationError("must be at least 1", param="balance_rel_threshold")
 
     def overloaded(self, load: int, least: int) -> bool:
-        """Tell whether a server with `load` requests gets none for its cache's sake."""
+        """Return whether a server with `load` requests gets none for its cache's sake."""
         return (
             load - least > self.balance_abs_threshold and load > least * self.balance_rel_threshold
         )

@@ -33,7 +33,7 @@ from client.timeouts import Timeout, limits
 T = TypeVar("T")
 
 CHECK_INTERVAL_S = 1.0
-LATE_S = 0.2  # how long those that are slow to tell of their health are waited for
+LATE_S = 0.2  # how long servers that are slow to report their health are waited for
 
 
 class ServerPool(Collector):
@@ -130,7 +130,7 @@ class ServerPool(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what Prometheus is told of the servers."""
+        """Yield the metrics of the servers."""
         up = GaugeMetricFamily(
             "trident:gateway_server_up", "Whether requests go to the server.", labels=["server"]
         )
@@ -199,13 +199,12 @@ class ServerPool(Collector):
                 if has_begun:
                     raise
                 full = error if isinstance(error, QueueFullError) else full
-                if (
-                    not left
-                ):  # one that is full will have room: that says more than one that is lost
+                if not left:
+                    # One that is full will have room: more useful to know than a lost connection.
                     raise (full or error) from None
 
     def _well(self) -> list[Server]:
-        """Return the servers that are well; all if none is: checks may be wrong, calls tell why."""
+        """Return the servers that are well; all if none is, as checks may be wrong."""
         return [each for each in self._servers if each.is_well] or list(self._servers)
 
     def _choose(self, servers: Sequence[Server], blocks: Sequence[int]) -> Server:

@@ -1,4 +1,4 @@
-"""What a server has probably cached: a prefix tree over block hashes.
+"""PrefixTree: the prompts that a server has probably cached, as a tree over block hashes.
 
 It is the approximate tree of SGLang's router (`sgl-router`, cache_aware): it knows what was sent to
 a server, not what the server has kept. A hash that is chained over all blocks before it names one

@@ -44,7 +44,7 @@ class CircuitBreaker:
         return "open" if self._clock() < self._trial_at else "half_open"
 
     def take_trial(self) -> bool:
-        """Tell whether the caller is to try the server; of many callers one, if it is half open.
+        """Return whether the caller is to try the server; of many callers one, if it is half open.
 
         A trial of which nothing more is heard counts for nothing: after the pause comes another.
         """
@@ -151,7 +151,7 @@ class Server:
             self._report(str(error), anew=False)
 
     def _told(self, error: UnavailableError) -> UnavailableError:
-        """Return what those who ask the gateway are told: not where its servers are."""
+        """Return the error for clients of the gateway: without the address of its server."""
         return type(error)(str(error).replace(f" at {self.url}", ""))
 
     def _lost(self, problem: str) -> None:

@@ -30,7 +30,7 @@ class Version(Struct):
 class ModelCard(Struct):
     """A name that the model can be called by; `root` is its own.
 
-    The fields are OpenAI's, and those of Anthropic's `ModelInfo` that there is something to say to.
+    The fields are OpenAI's, and those of Anthropic's `ModelInfo` that have a value here.
     """
 
     id: str
@@ -45,7 +45,7 @@ class ModelCard(Struct):
 
 
 class ModelList(Struct):
-    """All names; the first and last of them are told to Anthropic's clients."""
+    """All names; the first and last of them are sent to Anthropic's clients."""
 
     data: list[ModelCard]
     first_id: str

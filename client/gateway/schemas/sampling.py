@@ -213,7 +213,7 @@ class SamplingFields(Fields):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     truncate_prompt_tokens: int | None = None
-    # Refused by the engine, unless it says what that does anyway.
+    # Refused by the engine, unless it asks for the default.
     spaces_between_special_tokens: bool | None = None
 
     def sampling(self) -> dict[str, Any]:
@@ -225,8 +225,8 @@ class SamplingFields(Fields):
 class RequestFields(SamplingFields):
     """Fields of a request that are not sampling parameters.
 
-    `user`, `safety_identifier` and `prompt_cache_key` have no effect: the first two tell OpenAI
-    about abuse, and here prefixes are shared by what they are. Nor has `request_id`: a request has
+    `user`, `safety_identifier` and `prompt_cache_key` have no effect: the first two report abuse
+    to OpenAI, and here prefixes are shared by what they are. Nor has `request_id`: a request has
     an id that nobody else can give. Nor `guided_decoding_backend`: there is one.
     """
 

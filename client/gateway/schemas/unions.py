@@ -1,4 +1,4 @@
-"""Key: the field by which the members of a union are told apart."""
+"""Key: the field by which the members of a union are distinguished."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 @dataclass(frozen=True)
 class Key:
-    """A field of JSON objects, whose value says of which type they are.
+    """A field of JSON objects, whose value names their type.
 
         Annotated[
             Annotated[A, Tag("<a>")] | Annotated[B, Tag("<b>")],
@@ -38,7 +38,7 @@ class Key:
 
     @property
     def discriminator(self) -> Discriminator:
-        """What tells the members apart."""
+        """The discriminator of the members, for pydantic."""
         return Discriminator(lambda value: f"<{self.of(value)}>")
 
     def only(self, *values: str) -> BeforeValidator:

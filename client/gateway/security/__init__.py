@@ -1,1 +1,1 @@
-"""Who may ask the gateway what, how much of it, and in requests of what size."""
+"""Authentication, tenants, quotas and size limits of the gateway."""

@@ -1,4 +1,4 @@
-"""Access: no route answers without a key, but for a few that say nothing."""
+"""Access: no route answers without a key, but for a few that reveal nothing."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class BodyLimits:
         """Return the body; None if the client has gone.
 
         Args:
-            take: is told the size of the body so far.
+            take: called with the size of the body so far.
 
         Raises:
             ApiError: it is too large, or does not come, or there is no room for it.

@@ -49,7 +49,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stay()
-        super().connection_lost(exc)  # which tells the last request alone
+        super().connection_lost(exc)  # which notifies the last request alone
         for each in self._unanswered:
             each.disconnected = True
             each.message_event.set()

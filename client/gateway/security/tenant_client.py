@@ -1,4 +1,4 @@
-"""TenantClient: the servers' answers as one tenant may have them."""
+"""TenantClient: a client of the servers that acts for one tenant only."""
 
 from __future__ import annotations
 

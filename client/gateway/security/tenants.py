@@ -1,4 +1,4 @@
-"""Tenants and their keys: who is asking."""
+"""Tenants and their API keys, which identify who sends a request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PerMinute = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Someone with keys of their own. Immutable.
+    """A user or group with API keys of their own. Immutable.
 
     Attributes:
         name: for operators.
@@ -79,7 +79,7 @@ class Tenants:
     def with_key(self, key: bytes) -> Tenant | None:
         """Return whose key that is.
 
-        How long it takes tells nothing of the keys: what is compared is a hash, which nobody can
+        How long it takes reveals nothing of the keys: what is compared is a hash, which nobody can
         choose digit by digit.
         """
         return self._by_digest.get(hashlib.sha256(key).digest())

@@ -1,4 +1,4 @@
-"""Calls of tools: what a model writes read as OpenAI's deltas, and enforced by grammar."""
+"""Tool parsers: read the tool calls that a model writes as OpenAI's deltas, and enforce them."""
 
 from client.gateway.tool_parsers.choice import ToolChoice
 from client.gateway.tool_parsers.registry import TOOL_PARSERS

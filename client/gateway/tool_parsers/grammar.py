@@ -1,4 +1,4 @@
-"""Structural tags, as xgrammar names their parts: what enforces the form of calls."""
+"""Builds the structural tags (xgrammar's) that enforce the form of tool calls."""
 
 from __future__ import annotations
 

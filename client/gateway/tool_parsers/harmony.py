@@ -34,7 +34,7 @@ def _message_of(channel: str) -> Node:
 _ANALYSIS = _message_of("analysis")
 _BEFORE_ANSWER: Node = {
     "type": "tags_with_separator",
-    "tags": [_ANALYSIS, _message_of("commentary")],  # the latter says to the user what comes
+    "tags": [_ANALYSIS, _message_of("commentary")],  # the latter announces the calls to the user
     "separator": "",
 }
 

@@ -256,7 +256,7 @@ def _is(value: Any, name: str) -> bool:
 
 
 def _types(schema: Any) -> set[str]:
-    """Return the types that a schema names; none if it does not tell."""
+    """Return the types that a schema names; none if it names no type."""
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type")

@@ -1,4 +1,4 @@
-"""SectionText: the text of a section while it comes, read once from its begin to its end.
+"""SectionText: streaming reader of a section's text, which reads each character once.
 
 What reads it is a generator (`Steps`): it yields what it has found, None where it needs more text,
 and goes on from there. So no text is read twice, however long a call is.
@@ -124,7 +124,7 @@ class SectionText:
         return pattern.match(self._text, self._position)
 
     def starts_with(self, text: str) -> bool:
-        """Tell whether what is there begins with `text`."""
+        """Return whether what is there begins with `text`."""
         return self._text.startswith(text, self._position)
 
     def more(self) -> Waits[None]:
@@ -177,7 +177,7 @@ class SectionText:
             yield None
 
     def skip(self, pattern: re.Pattern[str] = _SPACE) -> Waits[str]:
-        """Read a run as in `run`, of whitespace if not told otherwise; return what follows it.
+        """Read a run as in `run`, of whitespace by default; return what follows it.
 
         Raises:
             EndOfTextError: nothing does.
@@ -210,7 +210,7 @@ def joined(pieces: Pieces) -> Waits[str]:
 
 
 def skipped(pieces: Pieces) -> Waits[None]:
-    """Read a text that says nothing."""
+    """Read a text and ignore it."""
     for piece in pieces:
         if piece is None:
             yield None

@@ -57,12 +57,12 @@ Part = ContentDelta | ReasoningDelta | ToolCallDelta
 
 @dataclass(frozen=True)
 class AnswerDelta:
-    """What a chunk adds to an answer.
+    """The delta that a chunk adds to an answer.
 
     Attributes:
         parts: in the order in which the model wrote them.
         finish_reason: at the end, why there is no more: `tool_calls` if there are calls, and none
-            of them was cut off; else as the server says.
+            of them was cut off; else the server's.
     """
 
     parts: tuple[Part, ...] = ()

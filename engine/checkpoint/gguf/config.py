@@ -24,7 +24,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 _SHORT_FACTORS, _LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _TEMPERATURE = "attention.temperature_scale"  # of queries that are scaled by their position
-# What ends a sequence too, of an architecture whose files say only one.
+# What ends a sequence too, of an architecture whose files name only one.
 _END_TEXTS = {"gpt-oss": ("<|return|>", "<|call|>")}
 
 
@@ -141,7 +141,7 @@ def _rope_scaling(file: GgufFile, own: Fields, architecture: str) -> dict[str, A
         "beta_slow": own.number("rope.scaling.yarn_beta_slow", default=None),
         "mscale": 1.0 if log_multiplier else None,
         "mscale_all_dim": log_multiplier or None,
-        "truncate": architecture != "gpt-oss",  # of which no file says it
+        "truncate": architecture != "gpt-oss",  # of which no file has it
         "llama_4_scaling_beta": own.number(_TEMPERATURE, default=None, or_zero=True),
     }
 
@@ -167,7 +167,7 @@ def _gemma2(own: Fields, head_dim: int) -> dict[str, Any]:
     return {
         "query_pre_attn_scalar": _query_scalar(own, head_dim, num_layers_27b=46),
         "sliding_window": own.integer("attention.sliding_window", default=4096),
-        # The first files say neither, and mean what all of Gemma 2 have.
+        # The first files have neither field, and mean what all of Gemma 2 have.
         "attn_logit_softcapping": own.number("attn_logit_softcapping", default=50.0),
         "final_logit_softcapping": own.number("final_logit_softcapping", default=30.0),
     }
@@ -231,7 +231,7 @@ def _glm4(own: Fields, head_dim: int) -> dict[str, Any]:
 
 
 def _query_scalar(own: Fields, head_dim: int, *, num_layers_27b: int) -> int:
-    """Return the scale of the queries. No field has it: the number of layers tells the 27B."""
+    """Return the scale of the queries. No field has it: the number of layers identifies the 27B."""
     if own.integer("block_count") == num_layers_27b:
         return own.integer("embedding_length") // own.integer("attention.head_count")
     return head_dim

@@ -61,7 +61,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """What the header says; of a file in parts that of the first, with the tensors of all."""
+    """The header of a GGUF file; of a file in parts that of the first, with the tensors of all."""
 
     path: Path
     metadata: dict[str, Any]

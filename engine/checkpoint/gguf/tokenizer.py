@@ -14,7 +14,7 @@ from engine.errors import CheckpointError
 from engine.fields import Fields
 
 _FILE, _CONFIG = "tokenizer.json", "tokenizer_config.json"
-# Pre-tokenizers of llama.cpp that come with a BOS token, if the file says nothing of it, and take a
+# Pre-tokenizers of llama.cpp that come with a BOS token, if the file does not name it, and take a
 # word that is a token as it is: those of Llama 3 and of Mistral's Tekken.
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "tekken")
 # Types of tokens.

@@ -11,8 +11,8 @@ from engine.fields import Fields, read_json_object
 
 CONFIG = "adapter_config.json"
 
-# Those that this module reads, those that only tell how it was trained, and those of which its
-# tensors tell as much. Whatever else is set may change the results.
+# Those that this module reads, those that only describe how it was trained, and those that its
+# tensors imply. Whatever else is set may change the results.
 _KNOWN = frozenset(
     (
         *("peft_type", "base_model_name_or_path", "lora_alpha", "alpha_pattern", "use_rslora"),

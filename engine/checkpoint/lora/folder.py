@@ -72,7 +72,7 @@ def _vocabulary_size(adapter: Path) -> int | None:
             found = next((name for name in file.offset_keys() if _EMBEDDING.fullmatch(name)), None)
             shape = [] if found is None else file.get_slice(found).get_shape()
             return shape[0] if len(shape) == 2 else None
-    except (SafetensorError, OSError):  # told when its tensors are read
+    except (SafetensorError, OSError):  # reported when its tensors are read
         return None
 
 
@@ -81,7 +81,7 @@ def _fill(folder: Path, links: dict[str, Path], vocabulary_size: int | None) -> 
         (folder / name).symlink_to(target)
     config = read_json_object(links[_MODEL])
     text = config if "vocab_size" in config else config.get("text_config")
-    if not isinstance(text, dict) or vocabulary_size is None:  # who reads it tells what is wrong
+    if not isinstance(text, dict) or vocabulary_size is None:  # its reader reports what is wrong
         return
     if text.get("vocab_size") != vocabulary_size:
         text["vocab_size"] = vocabulary_size

@@ -21,7 +21,7 @@ def read_headers(path: Path) -> dict[str, StoredTensor]:
 
     Raises:
         UnsupportedError: as `read_adapter`.
-        CheckpointError: a file is missing, corrupt or shorter than its header says, or the files
+        CheckpointError: a file is missing, corrupt or shorter than in its header, or the files
             contradict the index.
     """
     if (path / GGUF).exists():

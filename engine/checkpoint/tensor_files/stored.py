@@ -81,7 +81,7 @@ class StoredTensor:
 
     @property
     def described_by(self) -> str:
-        """What says which shape and type it must have."""
+        """The file that defines which shape and type it must have."""
         return "its metadata" if self.is_gguf else "config.json"
 
 
@@ -89,7 +89,7 @@ def read_file(file: Path) -> Iterator[StoredTensor]:
     """Yield the tensors of a safetensors file.
 
     Raises:
-        CheckpointError: it is missing, corrupt or shorter than its header says.
+        CheckpointError: it is missing, corrupt or shorter than in its header.
     """
     try:
         with safe_open(file, framework="pt", device="cpu"):

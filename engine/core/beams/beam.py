@@ -19,7 +19,7 @@ from engine.request.sampling_params import SamplingParams
 
 @dataclass(slots=True)
 class BeamOutput(RequestOutput):
-    """`candidates` are its most likely next tokens, when they have been found."""
+    """The output of a beam; `candidates` are its most likely next tokens, once they are found."""
 
     candidates: TokenLogprobs | None = None
 
@@ -44,7 +44,7 @@ class BeamGroup:
 
 
 class Beam(Request):
-    """Its next token is chosen by its `group`, which waits for the candidates of all live beams.
+    """A sequence whose next token its `group` chooses among the candidates of all live beams.
 
     The first sequence computes the prompt; the others wait for the first choice. After each choice
     a sequence may go on with another one's beam. Only the first `n` are handed out, and until the
@@ -65,7 +65,7 @@ class Beam(Request):
         """Join `group`; the rest is as for any `Request`."""
         super().__init__(uid, prompt_token_ids, sampling_params, **settings)
         self.group = group
-        self.output: BeamOutput = BeamOutput(self.output.window_ids, sections=self.output.sections)
+        self.output: BeamOutput = BeamOutput(self.output.window_ids, tracker=self.output.tracker)
         self.waits = bool(group.members)
         if group.members:
             self.times = group.members[0].times
@@ -103,8 +103,8 @@ class Beam(Request):
         """Output tokens that may be released to the client now."""
         if self.finish is not None:
             return self.num_output_tokens
-        # Where a section begins is told of the whole output alone.
-        is_streamed = self.stream and self.sampling_params.n == 1 and self.output.sections is None
+        # Reasoning and tool calls are parsed in the whole output alone.
+        is_streamed = self.stream and self.sampling_params.n == 1 and self.output.tracker is None
         return self.group.search.settled.length if is_streamed else 0
 
     def results(self) -> Sequence[Request]:

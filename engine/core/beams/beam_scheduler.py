@@ -1,4 +1,4 @@
-"""BeamScheduler: gives the sequences of a search the beams that it chooses, and their KV."""
+"""BeamScheduler: assigns the beams that a search has chosen, and their KV, to its sequences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BeamScheduler:
         result.examined = others + changed
 
     def rewrite(self, step: ScheduleBuilder) -> None:
-        """Tell the device what has been chosen for the running beams, which have rows in `step`."""
+        """Send the device what has been chosen for the running beams, which have rows in `step`."""
         for beam in self._chosen:
             if beam.slot is not None:  # it has neither ended nor been preempted
                 step.rewrite(beam)

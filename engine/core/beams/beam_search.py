@@ -1,4 +1,4 @@
-"""BeamSearch: which continuations of a prompt are kept, and when the search is over.
+"""BeamSearch: beam search for one prompt, which chooses the beams to keep and ends the search.
 
 The rules are those of `generate` in transformers 5 without sampling (`GenerationMixin._beam_search`
 in its `generation/utils.py`). Pure: it knows tokens and log-probabilities, no engine.

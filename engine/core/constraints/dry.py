@@ -92,7 +92,7 @@ class Breakers:
         self._contains = np.zeros(0, dtype=np.int8)  # by token; -1: not known
 
     def contained(self, token_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell for each token whether a breaker is in its text."""
+        """Return for each token whether a breaker is in its text."""
         if (missing := int(token_ids.max(initial=-1)) + 1 - len(self._contains)) > 0:
             self._contains = np.pad(self._contains, (0, missing), constant_values=-1)
         for token_id in token_ids[self._contains[token_ids] < 0].tolist():
@@ -117,7 +117,7 @@ class Breakers:
 
 
 class Repetitions:
-    """Where the end of a sequence has been in it before, followed token by token.
+    """Earlier occurrences of the end of a sequence, updated token by token.
 
     A token costs a few operations on arrays of the length of the window. Texts are looked at only
     where a repetition is.

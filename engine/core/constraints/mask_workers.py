@@ -1,4 +1,4 @@
-"""MaskWorkers: threads in which the grammars of sequences follow the tokens that were drawn."""
+"""MaskWorkers: threads that advance the grammars of sequences by the sampled tokens."""
 
 from __future__ import annotations
 

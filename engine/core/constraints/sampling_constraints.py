@@ -1,4 +1,4 @@
-"""Host-side sampling constraints: grammar masks, required tokens, thinking budget."""
+"""Host-side sampling constraints: grammar masks, bad words, thinking budget and processors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GroupWindows: how many blocks a sequence needs in each group of layers."""
+"""GroupWindows: how many KV blocks a sequence needs in each group of layers."""
 
 from __future__ import annotations
 

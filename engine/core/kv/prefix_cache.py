@@ -1,4 +1,4 @@
-"""PrefixCache: finds KV blocks by their content."""
+"""PrefixCache: finds the KV blocks of a prompt's prefix by the hash of their content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _key(content_hash: bytes, group: int) -> bytes:
 
 
 class PrefixCache:
-    """Names the full blocks of a pool by what they hold.
+    """Indexes the full blocks of a pool by the hash of all tokens up to their end.
 
     A name is a hash chained over the request's `cache_salt` and all tokens up to the block's end,
     and the group of layers: equal names mean equal KV of requests with the same salt.

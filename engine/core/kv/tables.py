@@ -1,4 +1,4 @@
-"""Tables: the blocks of a sequence, or of a prefix."""
+"""Block tables of a sequence or of a prefix, one for each group of layers."""
 
 from __future__ import annotations
 

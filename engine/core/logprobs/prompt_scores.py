@@ -11,7 +11,7 @@ from engine.protocol.token_ids import TokenIds
 
 
 class PromptScores:
-    """What steps have found of the tokens of a prompt, all but the first.
+    """The log-probabilities found so far of the tokens of a prompt, all but the first.
 
     Attributes:
         num_tokens: how many tokens are scored.

@@ -1,4 +1,4 @@
-"""The prompt tokens that a step finds the log-probabilities of, and what it finds."""
+"""The prompt tokens whose log-probabilities a step computes, and these log-probabilities."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _SLACK = 64  # stale entries that may stay in the heap
 
 
 class KeyedHeap(Generic[K]):
-    """Each name once, with the key that it got last.
+    """A heap that holds each name once, with the key that it got last.
 
     A changed key is one more entry of the heap; stale entries are dropped when they are the least,
     or when they outnumber the others.

@@ -1,4 +1,4 @@
-"""PromptAdmission: when the first waiting request may run, and from which token on."""
+"""Admission of waiting requests to a step, and the chunk sizes of running prefills."""
 
 from __future__ import annotations
 

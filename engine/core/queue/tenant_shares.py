@@ -1,4 +1,4 @@
-"""TenantShares: what each tenant has of the engine."""
+"""TenantShares: fair sharing of the engine's slots among tenants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WaitingQueues: the sequences that do not run, by the blocks that they hold and by rank."""
+"""WaitingQueues: the waiting sequences, by the blocks that they hold and by rank."""
 
 from __future__ import annotations
 

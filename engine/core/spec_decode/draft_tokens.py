@@ -1,4 +1,4 @@
-"""The drafts in a step."""
+"""Draft tokens of a step (speculative decoding), as arrays."""
 
 from __future__ import annotations
 

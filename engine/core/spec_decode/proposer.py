@@ -53,7 +53,7 @@ class NgramProposer:
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
-        """Look up as many tokens as `config` says."""
+        """Look up `config.num_speculative_tokens` tokens."""
         self.max_tokens = config.num_speculative_tokens
         self._least, self._most = config.lookup_lengths
 

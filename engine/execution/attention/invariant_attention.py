@@ -1,4 +1,4 @@
-"""Attention on a GPU that is the same for a token whatever else is in its step, to the last bit."""
+"""Batch-invariant attention on a GPU: a token's result is the same whatever else is in its step."""
 
 from __future__ import annotations
 

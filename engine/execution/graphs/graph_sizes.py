@@ -1,4 +1,4 @@
-"""For which sizes of a step CUDA graphs are captured: padding is little, and so is their number."""
+"""Step sizes for which CUDA graphs are captured: few graphs, and little padding."""
 
 from __future__ import annotations
 

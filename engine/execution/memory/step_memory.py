@@ -1,4 +1,4 @@
-"""Out of memory in a step, as an error that ends its requests and says what to set."""
+"""Out of memory in a step, as an error that ends its requests and names the setting to lower."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SIGNS = (
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether `error` says that the memory of the device or of the host is used up."""
+    """Whether `error` means that the memory of the device or of the host is used up."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError, StepOutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

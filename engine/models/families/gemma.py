@@ -20,7 +20,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         output_bias=bias,
     )
     activation = parsing.gated_activation(fields, absent="gelu_pytorch_tanh")
-    # Old checkpoints say `gelu`, and mean its approximation.
+    # Old checkpoints write `gelu`, and mean its approximation.
     activation = "gelu_tanh" if activation == "gelu" else activation
     mlp = Gated(fields.integer("intermediate_size"), activation)
     return parsing.model_spec(

@@ -10,7 +10,7 @@ from engine.models.tensor_names import LLAMA_NAMES, TensorNames
 
 _NAMES = TensorNames(renamed=LLAMA_NAMES.renamed, experts="gates and ups")
 
-# What all its checkpoints say, should one leave it out.
+# The value of all its checkpoints, should one leave it out.
 _ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -38,7 +38,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
 
 
 def _rotating_layers(fields: Fields) -> list[bool]:
-    """Return which layers have rope: those that `no_rope_layers` says 1 of, despite its name."""
+    """Return which layers have rope: those with a 1 in `no_rope_layers`, despite its name."""
     count = parsing.num_layers(fields)
     flags = fields.integers("no_rope_layers")
     if not flags:

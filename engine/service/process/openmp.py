@@ -1,4 +1,4 @@
-"""How long OpenMP's threads wait awake for the next operation of a step on a CPU.
+"""OpenMP's spin time: how long its threads spin between the operations of a step on a CPU.
 
 To wake them for each operation would make a step a fifth longer; awake, they keep the server from
 the cores. Between steps they sleep.

@@ -197,7 +197,7 @@ def aborted(request: AddRequest) -> StepOutputs:
 
 
 def start(make_core: CoreFactory, first: Start, writer: Writer) -> Core | None:
-    """Build the engine as `first` says; None, and `StartFailed` sent, if that fails."""
+    """Build the engine with the settings in `first`; None, after `StartFailed`, if that fails."""
     try:
         config = EngineConfig.parse(first.config)
         configure_logging(config.log_format)

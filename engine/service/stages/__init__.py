@@ -1,1 +1,1 @@
-"""Run in the stubs of the models `tokenizer` and `detokenizer`."""
+"""The stages before and after the engine, in the models `tokenizer` and `detokenizer`."""

@@ -16,8 +16,8 @@ from engine.service.link import DetokenizerEnd, ForgedMessageError
 from engine.service.outputs import Array, prompt_logprobs_in, strings
 from engine.text.detokenizer import Detokenizer
 from engine.text.load_tokenizer import load_tokenizer
-from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.reader import SectionReader
+from engine.text.output_parsing.chunk_parser import ChunkParser
+from engine.text.output_parsing.parser_spec import ParserSpec
 from engine.text.tokenizer import Tokenizer
 
 _PART_OF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
@@ -42,10 +42,10 @@ def decode_message(data: memoryview, link: DetokenizerEnd) -> DetokenizerInput:
 class Postprocessor:
     """Turns tokens into text. Keeps no state between responses."""
 
-    def __init__(self, tokenizer: Tokenizer, section_format: SectionFormat) -> None:
+    def __init__(self, tokenizer: Tokenizer, parser_spec: ParserSpec) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
-        self._sections = SectionReader(self._detokenizer, section_format)
+        self._chunk_parser = ChunkParser(self._detokenizer, parser_spec)
 
     @classmethod
     def from_config(cls, config: EngineConfig, tokenizer: Tokenizer | None = None) -> Postprocessor:
@@ -56,8 +56,8 @@ class Postprocessor:
         tokenizer = tokenizer or load_tokenizer(
             config, resolve_checkpoint(config.model, weights=False)
         )
-        section_format = SectionFormat(tokenizer, config.reasoning_parser, config.tool_call_parser)
-        return cls(tokenizer, section_format)
+        parser_spec = ParserSpec(tokenizer, config.reasoning_parser, config.tool_call_parser)
+        return cls(tokenizer, parser_spec)
 
     def __call__(self, message: DetokenizerInput) -> dict[str, Array]:
         """Return `text_output`, with one element per chunk, and what else needs a tokenizer."""
@@ -67,7 +67,7 @@ class Postprocessor:
             if name == "logprobs":
                 outputs[name] = strings([self._logprobs(chunk) for chunk in chunks])
             elif name == "sections":
-                outputs[name] = strings([self._sections_of(chunk, skip) for chunk in chunks])
+                outputs[name] = strings([self._parsed_json(chunk, skip) for chunk in chunks])
             elif name == "prompt_logprobs":
                 outputs.update(self._prompt_logprobs(chunks))
             elif name == NULL_LOGPROBS:
@@ -82,20 +82,20 @@ class Postprocessor:
             skip_special_tokens=skip_special_tokens,
         )
 
-    def _sections_of(self, chunk: Chunk, skip_special_tokens: bool) -> str:
+    def _parsed_json(self, chunk: Chunk, skip_special_tokens: bool) -> str:
         """Return JSON: the parts of `Section`s in the text."""
-        sections = self._sections.read(
+        parsed = self._chunk_parser.read(
             unpack_token_ids(chunk.window_ids).tolist(),
             unpack_token_ids(chunk.token_ids).tolist(),
             chunk.details,
             skip_special_tokens=skip_special_tokens,
         )
-        return msgspec.json.encode(sections).decode()
+        return msgspec.json.encode(parsed).decode()
 
     def _logprobs(self, chunk: Chunk) -> str:
         """Return JSON: per new token, `{token_id: {logprob, rank, decoded_token}}`.
 
-        A token that is a part of a character has its `bytes` too: its text does not tell them.
+        A token that is a part of a character has its `bytes` too, which its text does not show.
         """
         positions = [self._position(position) for position in chunk.details.logprobs or []]
         return msgspec.json.encode(positions).decode()

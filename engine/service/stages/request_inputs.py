@@ -59,7 +59,7 @@ class RequestInputs:
         chat: what the chat template gets beside the messages.
         fields: of `SamplingParams`, not yet validated.
         names: the inputs that those fields came from, where their names differ.
-        exclude_input_in_output: None if the client did not say.
+        exclude_input_in_output: None if the client did not set it.
         end_id: replaces the checkpoint's end-of-sequence tokens; -1: there is none.
         embedding_bias: words, and what to add to the logits of their tokens.
         priority: smaller runs earlier.

@@ -1,8 +1,8 @@
 """The stage that answers plain `infer()`: each request with one response.
 
 Triton answers it for models alone that send one response; the ensemble sends a stream. This stage
-does what the ensemble's stages do, and asks the engine stub directly (`engine.service.unary_link`
-says why). So a request passes through two processes of models in place of three.
+does what the ensemble's stages do, and asks the engine stub directly (why:
+`engine.service.unary_link`). So a request passes through two processes of models in place of three.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ class _Connection:
             return  # the reader notices, and ends all requests
 
     def cancel(self, number: int) -> None:
-        """Tell that the client of a request has gone."""
+        """Report that the client of a request has gone."""
         with self._lock:
             if number not in self._pending:
                 return

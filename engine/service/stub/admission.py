@@ -1,4 +1,4 @@
-"""Admission of requests: limits the engine process's load, and keeps out what it crashes of."""
+"""Admission of requests: limits the engine's load, and refuses requests that crash it."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class EngineClient:
             module: what the process runs.
 
         Raises:
-            TridentError: the engine could not start; the text says why.
+            TridentError: the engine could not start, for the reason in its text.
         """
         self._config = config
         self._observer = observer

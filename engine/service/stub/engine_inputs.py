@@ -117,7 +117,7 @@ def parse_engine_inputs(
 
 
 def _prompt(inputs: InputReader, ready: Ready) -> TokenIds:
-    """Return `input_ids`, as many as `input_lengths` says, if it is there: others are padding."""
+    """Return `input_ids`, as many as `input_lengths`, if it is there: others are padding."""
     prompt = inputs.token_ids("input_ids", ready.max_model_len)
     length = inputs.integer("input_lengths")
     if length is None:
@@ -151,7 +151,7 @@ def _client_fields(
 
 
 def _checked_client(inputs: InputReader, params: SamplingParams, ready: Ready) -> SamplingParams:
-    """Return the parameters of a client that calls the engine, with what `end_id` says."""
+    """Return the parameters of a client that calls the engine, with its `end_id`."""
     if params.return_sections:
         raise RequestError(
             "needs detokenised output; call the ensemble model", param="return_sections"
@@ -196,7 +196,7 @@ def _check_prefix(text_prefix: str, n: int) -> None:
 
 
 def parse_options(tensors: Tensors, max_prefix_bytes: int) -> ResponseOptions | None:
-    """Return what the tokenizer stage says of the responses; None if a client calls the engine.
+    """Return the tokenizer stage's options for the responses; None if a client calls the engine.
 
     Raises:
         RequestError: it is not the tokenizer stage's.

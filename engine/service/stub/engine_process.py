@@ -106,7 +106,7 @@ class EngineProcess:
         """Have the process load the model; block until it is ready.
 
         Raises:
-            TridentError: the engine could not start; the text says why.
+            TridentError: the engine could not start, for the reason in its text.
         """
         self.send(Start(config.model_dump()))
         for message in self.messages():

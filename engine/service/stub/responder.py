@@ -1,4 +1,4 @@
-"""The engine stub: requests of Triton to the engine process, its outputs to Triton's responses.
+"""The engine stub: passes Triton's requests to the engine process, and its outputs to responses.
 
 Importable only inside Triton's Python backend.
 """
@@ -227,7 +227,7 @@ class Responder:
 
     def _generate(self, request: Any, name: str, tensors: Tensors, sender: Any) -> None:
         self._client.check_ready()
-        # Once: of a request of the ensemble, Triton tells this only if the client left before.
+        # Once: of a request of the ensemble, Triton reports this only if the client left before.
         if sender.is_cancelled():
             raise RequestCancelledError("the client has disconnected")
         inputs = parse_engine_inputs(

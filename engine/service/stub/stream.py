@@ -158,7 +158,7 @@ class RequestStream:
             delivery's own.
         answered: whether the last response has been sent, or is under way.
         error: what it was or will be answered with in place of its last outputs.
-        abort_sent: whether the engine process has been told to end it; the client's own.
+        abort_sent: whether the engine process has been sent its abort; the client's own.
         finish_reasons: by index of the sequence, of those that have finished.
         stats: of the sequences that have finished.
     """

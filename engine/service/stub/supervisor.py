@@ -82,7 +82,7 @@ class Health(msgspec.Struct, frozen=True):
         has_reasoning: whether an answer may begin with reasoning.
         reasoning_switches: variables of the chat template that control it.
         takes_late_system: whether that has a place for system messages that follow others.
-        do_sample: whether tokens are drawn if a request does not say; else decoding is greedy.
+        do_sample: whether requests sample by default; else decoding is greedy.
         sampling_defaults: sampling parameters that the checkpoint gives for that.
     """
 
@@ -117,7 +117,7 @@ class Owner(Protocol):
 class Supervisor:
     """Starts the engine process, watches it, and starts it again when it has died.
 
-    A process that finished a request is replaced at once, others as `RestartDelay` says.
+    A process that finished a request is replaced at once, others after `RestartDelay`.
     Thread-safe.
     """
 
@@ -133,7 +133,7 @@ class Supervisor:
         """Start the process and block until its engine is ready; arguments as `EngineClient`.
 
         Raises:
-            TridentError: the engine could not start; the text says why.
+            TridentError: the engine could not start, for the reason in its text.
         """
         self._config = config
         self._owner = owner

@@ -75,7 +75,7 @@ class ByteLevelRule:
             return b""
         try:
             return bytes([_BYTE_OF_CHARACTER[character] for character in token])
-        except KeyError:  # an added token with, say, a space in it is plain text
+        except KeyError:  # an added token with, for example, a space in it is plain text
             return token.encode("utf-8")
 
     def _text_of(self, token_id: int, skip: bool) -> str | None:

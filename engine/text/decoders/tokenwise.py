@@ -164,7 +164,7 @@ class TokenwiseRule:
     def _context(self, ids: Sequence[int], end: int, skip: bool) -> list[int]:
         """Return the tokens before `end` that the decoding of later tokens depends on.
 
-        They tell whether there is text, and that a run of bytes has ended. The last token is always
+        They show whether there is text, and that a run of bytes has ended. The last token is always
         kept. Others without text are left out, except the one that starts all text.
         """
         context: list[int] = []

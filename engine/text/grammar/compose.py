@@ -1,4 +1,4 @@
-"""From a `GrammarSpec` to the one text that llguidance compiles."""
+"""Writes a `GrammarSpec` as the one text that llguidance compiles."""
 
 from __future__ import annotations
 

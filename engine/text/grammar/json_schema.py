@@ -43,7 +43,7 @@ _VALUES = {"enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusive
 _LITERALS = {"enum", "const", "pattern"}
 _MAX_INTEGER = 2**53  # numbers are float64 in llguidance
 _WITHOUT_EFFECT = {("uniqueItems", False), ("nullable", False)}
-_ALTERNATIVES = {"anyOf", "oneOf"}  # OpenAPI's "discriminator" only helps to tell them apart
+_ALTERNATIVES = {"anyOf", "oneOf"}  # OpenAPI's "discriminator" only helps to distinguish them
 
 # Keywords whose values are schemas, in an object, in a list, or alone.
 _SCHEMA_OBJECTS = ("properties", "patternProperties", "$defs", "definitions")
@@ -81,7 +81,7 @@ def drop_unreachable(root: Any, schemas: Sequence[dict[str, Any]]) -> None:
 
 
 def allow_any_of_exclusive(root: Any, schemas: Iterable[dict[str, Any]]) -> None:
-    """Write "anyOf" for "oneOf" where a tag, as pydantic's unions have it, tells objects apart.
+    """Write "anyOf" for "oneOf" where a tag, as pydantic's unions have it, distinguishes objects.
 
     llguidance does not look for it behind references.
     """

@@ -1,4 +1,4 @@
-"""LarkWriter: a grammar of llguidance of texts, tokens, free text and JSON."""
+"""LarkWriter: writes a grammar for llguidance, of texts, tokens, free text and JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class LarkWriter:
         self._tokens = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def grammar(self, start: str) -> str:
-        """Return all rules; the text is what the expression `start` says."""
+        """Return all rules; the text matches the expression `start`."""
         return "\n".join([f"start: {start}", *self._lines])
 
     def text(self, text: str) -> str:

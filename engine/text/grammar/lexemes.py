@@ -105,7 +105,7 @@ class Positions:
         return found
 
     def _by_symbol(self) -> list[tuple[int, int]]:
-        """Return sets of characters that no place tells apart, and the places of each."""
+        """Return sets of characters that no position distinguishes, and the positions of each."""
         positions_of: dict[int, int] = {}  # by the characters at them
         for position, symbols in enumerate(self._symbols):
             positions_of[symbols] = positions_of.get(symbols, 0) | 1 << position

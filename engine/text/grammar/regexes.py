@@ -1,4 +1,4 @@
-"""Character classes that mean the same to all: to Python, to JavaScript and to llguidance."""
+"""Rewrites character classes of regexes so that Python, JavaScript and llguidance agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the fields by which clients ask for structured output to one `GrammarSpec`.
+"""Reads the fields by which clients ask for structured output into one `GrammarSpec`.
 
 OpenAI's `response_format`, vLLM's `structured_outputs` and its older `guided_...` fields, the
 `guided_decoding` of Triton's vLLM backend, and TensorRT-LLM's pair of inputs.

@@ -1,4 +1,4 @@
-"""GrammarSpec: what the output of a request must match, whichever field said so."""
+"""GrammarSpec: the grammar that the output of a request must match (structured output)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Text = Annotated[str, Field(max_length=max(MAX_CHARACTERS.values()))]
 
 
 class GrammarTextError(ValueError):
-    """A grammar cannot be used; the text says why, and where the fault is."""
+    """A grammar cannot be used, for the reason and the position in the text."""
 
 
 def check_literal(text: str) -> None:

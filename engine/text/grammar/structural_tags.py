@@ -49,7 +49,7 @@ class StructuralTags:
     """Writes the rules of one request."""
 
     def __init__(self, writer: LarkWriter, *, strict: bool) -> None:
-        """`strict` as in `GrammarSpec`, unless a schema says for itself."""
+        """`strict` as in `GrammarSpec`, unless a schema has a `strict` of its own."""
         self._writer = writer
         self._strict = strict
 

@@ -1,4 +1,4 @@
-"""A trial of a grammar in a process of its own: the child's side.
+"""Trial compilation of a grammar in a child process: the child's side.
 
 Some grammars take minutes or gigabytes to compile, or overflow the stack. Here that ends this
 process alone.

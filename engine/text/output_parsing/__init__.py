@@ -1,1 +1,1 @@
-"""Reasoning and tool-call parsing: the sections of an output, by the tags of each family."""
+"""Reasoning and tool-call parsing by the tags of each family, which cut an output into sections."""

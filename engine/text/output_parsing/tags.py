@@ -31,7 +31,8 @@ FUNCTION = Tags("tool_call", ("<function=",), _TOOL_CALL.ends)
 _PYTHON_TAG = Tags("tool_call", ("<|python_tag|>",), quotes='"')
 _BAR = "\N{FULLWIDTH VERTICAL LINE}"
 
-# gpt-oss: a message is a header, which says what the text after <|message|> is, and that text.
+# gpt-oss: a message is a header, which names the channel of the text after <|message|>, and that
+# text.
 HARMONY = (
     Tags("content", ("<|start|>", "<|channel|>"), ("<|message|>",)),
     Tags("content", (), ("<|end|>", "<|call|>", "<|return|>")),

@@ -1,4 +1,4 @@
-"""SectionTracker: follows the output of one sequence through its sections, token by token."""
+"""Incremental parsing of one sequence's reasoning and tool calls in the engine, token by token."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from engine.text.detokenizer import Detokenizer
-from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.reader import read_events
-from engine.text.output_parsing.splitter import ParserState, SectionSplitter
+from engine.text.output_parsing.chunk_parser import read_events
+from engine.text.output_parsing.parser import OutputParser, ParserState
+from engine.text.output_parsing.parser_spec import ParserSpec
 
 
-class SectionTracker:
-    """Tells where chunks may end, and in which section each one begins.
+class OutputTracker:
+    """Parses the output of one sequence; finds where chunks may end and how each one begins.
 
     Attributes:
         num_held_tokens: of the last tokens, how many must not be released yet, because a chunk that
@@ -23,7 +23,7 @@ class SectionTracker:
 
     def __init__(
         self,
-        section_format: SectionFormat,
+        parser_spec: ParserSpec,
         detokenizer: Detokenizer,
         window_ids: Sequence[int],
         parser_state: ParserState,
@@ -34,28 +34,28 @@ class SectionTracker:
         begin = ParserState(parser_state.state)
         self.num_held_tokens = 0
         self._detokenizer = detokenizer
-        self._format = section_format
+        self._format = parser_spec
         self._window_ids = list(window_ids)
         self._skip = skip_special_tokens
-        self._markers = section_format.markers(skip_special_tokens)
-        self._splitter = SectionSplitter(section_format, begin)
+        self._markers = parser_spec.markers(skip_special_tokens)
+        self._parser = OutputParser(parser_spec, begin)
         self._num_tokens = 0
         self._begin = begin
         # Numbers of tokens after which a chunk may end, the first one as of now, and the states.
         self._borders = deque([(0, begin)])
-        self.has_reasoning_ended = self._splitter.state.is_answer and (
-            parser_state.number > 0 or not section_format.has_reasoning
+        self.has_reasoning_ended = self._parser.state.is_answer and (
+            parser_state.number > 0 or not parser_spec.has_reasoning
         )
 
     @property
     def is_reasoning(self) -> bool:
         """Whether the next text is reasoning, unless it ends that."""
-        return self._splitter.state.kind == "reasoning"
+        return self._parser.state.kind == "reasoning"
 
     @property
     def state(self) -> int:
-        """The state of the `SectionFormat` that the next text is in."""
-        return self._splitter.parser_state.state
+        """The state of the `ParserSpec` that the next text is in."""
+        return self._parser.parser_state.state
 
     @property
     def is_inside_character(self) -> bool:
@@ -68,7 +68,7 @@ class SectionTracker:
     @property
     def begun_tag(self) -> str:
         """The end of the text, if it may become a tag; the beginning of that."""
-        return self._splitter.begun_tag
+        return self._parser.begun_tag
 
     def append(self, token_id: int, num_held_tokens: int = 0) -> None:
         """Add one output token.
@@ -87,11 +87,11 @@ class SectionTracker:
         self._window_ids = self._detokenizer.next_window(
             self._window_ids, [token_id], skip_special_tokens=self._skip
         )
-        self._splitter.read(events)
+        self._parser.read(events)
         self._num_tokens += 1
         self._note_answer()
-        if not self._splitter.is_inside_tag:
-            self._borders.append((self._num_tokens, self._splitter.parser_state))
+        if not self._parser.is_inside_tag:
+            self._borders.append((self._num_tokens, self._parser.parser_state))
         releasable = self._num_tokens - num_held_tokens
         while len(self._borders) > 1 and self._borders[1][0] <= releasable:
             self._borders.popleft()
@@ -103,7 +103,7 @@ class SectionTracker:
         return parser_state
 
     def _note_answer(self) -> None:
-        parts = self._splitter.take()
-        if self._splitter.state.is_answer and not self.has_reasoning_ended:
+        parts = self._parser.take()
+        if self._parser.state.is_answer and not self.has_reasoning_ended:
             has_text = any(part.type != "reasoning" and part.text.strip() for part in parts)
-            self.has_reasoning_ended = self._splitter.parser_state.number > 0 or has_text
+            self.has_reasoning_ended = self._parser.parser_state.number > 0 or has_text

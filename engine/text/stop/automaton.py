@@ -60,7 +60,8 @@ class StopAutomaton:
             for character, child in self._next[state].items():
                 self._fallback[child] = self.step(fallback, character) if state else 0
                 queue.append(child)
-        # The last byte of a character tells more than the first, which a whole script shares.
+        # The last byte of a character is more selective than the first, which a whole script
+        # shares.
         self.first_bytes: ByteSets = byte_set(
             character.encode("utf-8", "surrogatepass")[-1] for character in self._next[0]
         )

@@ -23,7 +23,7 @@ class StopChecker:
 
         visit = (token_flags.byte_sets[token_ids] & watched[slots]).any(axis=1)
 
-    says which tokens of a step to `append`. The others may be left out, if `skip` counts them
+    returns which tokens of a step to `append`. The others may be left out, if `skip` counts them
     before the next one is appended:
 
         checker.skip(num_output_tokens - 1 - checker.num_tokens)

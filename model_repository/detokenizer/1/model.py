@@ -41,7 +41,7 @@ class TritonPythonModel:
             data = memoryview(input_tensors(request)["detokenizer_input"].reshape(-1))
             message = decode_message(data, self._link)
             if message.number:
-                self._link.tell_arrival(data, message.number)
+                self._link.acknowledge(data, message.number)
             if message.check_cancelled and request.is_cancelled():
                 self._link.cancel(data, message.uid)
             if message.error is not None:

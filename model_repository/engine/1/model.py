@@ -36,7 +36,7 @@ class TritonPythonModel:
                 self._responder.send_error(sender, error)
 
     def is_ready(self) -> bool:
-        """Tell Triton (26.03 and later) whether the engine takes requests now."""
+        """Return to Triton (26.03 and later) whether the engine takes requests now."""
         return self._responder.is_ready
 
     def finalize(self) -> None:

@@ -57,5 +57,5 @@ class TritonPythonModel:
             else:
                 response = self._stage.response(result)
             send(sender, response, last=True)
-        except Exception:  # nobody else can be told; the other requests go on
+        except Exception:  # there is nobody to report it to; the other requests go on
             self._stage.log.exception("a response could not be sent")

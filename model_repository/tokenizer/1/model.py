@@ -81,5 +81,5 @@ class TritonPythonModel:
     def _send(self, sender: Any, response: Any) -> None:
         try:
             send(sender, response, last=True)
-        except Exception:  # nobody else can be told; the other requests go on
+        except Exception:  # there is nobody to report it to; the other requests go on
             self._stage.log.exception("a response could not be sent")

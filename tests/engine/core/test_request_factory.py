@@ -6,7 +6,7 @@ from engine.errors import RequestError
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
 from engine.text.detokenizer import Detokenizer
-from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.parser_spec import ParserSpec
 from engine.text.stop.checker import StopAutomaton
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -17,7 +17,7 @@ def make_factory() -> tuple[Tokenizer, RequestFactory]:
     factory = RequestFactory(
         tokenizer,
         Detokenizer(tokenizer),
-        SectionFormat(tokenizer),
+        ParserSpec(tokenizer),
         eos_token_ids=[],
         vocab_size=tokenizer.vocab_size,
         max_model_len=64,

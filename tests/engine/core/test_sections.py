@@ -15,7 +15,7 @@ from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.protocol.messages import AddRequest, SequenceOutput
 from engine.protocol.token_ids import pack_token_ids
-from engine.text.output_parsing.reader import SectionReader
+from engine.text.output_parsing.chunk_parser import ChunkParser
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tagged import Form, tagged_tokenizer
 from tests.factories.tokenizers import save_tokenizer
@@ -88,7 +88,7 @@ def test_streamed_sections_are_those_of_the_whole(
     core = make_core(checkpoint, **settings)
     outputs = run(core, n=4, return_sections=True, **sampling)
     skip = sampling.get("skip_special_tokens", True)
-    reader = SectionReader(core.detokenizer, core.section_format)
+    reader = ChunkParser(core.detokenizer, core.parser_spec)
     assert len(outputs) > 8
     preemptions = sum(output.stats.num_preemptions for output in outputs if output.stats)
     assert bool(preemptions) == ("num_gpu_blocks_override" in settings)
@@ -110,7 +110,7 @@ def test_streamed_sections_are_those_of_the_whole(
         window = chunks[0].window_ids
         expected = reader.read(window, token_ids, whole, skip_special_tokens=skip)
         assert joined(parts) == expected
-        assert core.section_format.states[chunks[0].parser_state[0]].kind == "reasoning"
+        assert core.parser_spec.states[chunks[0].parser_state[0]].kind == "reasoning"
         kinds |= {section.type for section in expected}
     assert kinds >= {"reasoning", "content"}
 

@@ -149,7 +149,7 @@ def test_a_failure_reaches_it_with_the_beginning_of_its_text(
 def test_the_number_of_a_message_that_has_arrived_reaches_it(
     engine: EngineEnd, detokenizer: DetokenizerEnd, heard: Heard
 ) -> None:
-    detokenizer.tell_arrival(memoryview(engine.seal(b"x")), 2**63)
+    detokenizer.acknowledge(memoryview(engine.seal(b"x")), 2**63)
     assert heard.get(timeout=5) == 2**63
 
 

@@ -12,8 +12,8 @@ from engine import LLM, SamplingParams
 from engine.core.constraints.thinking_budget import ThinkingBudget
 from engine.errors import RequestError
 from engine.offline.outputs import CompletionOutput
-from engine.text.output_parsing.reader import state_after_prompt
-from engine.text.output_parsing.tracker import SectionTracker
+from engine.text.output_parsing.chunk_parser import state_after_prompt
+from engine.text.output_parsing.tracker import OutputTracker
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.processors import install
 from tests.factories.tagged import Form, Kind, format_of, tagged, tagged_tokenizer
@@ -154,17 +154,17 @@ def test_an_answer_without_thoughts_is_as_without_a_budget(llm: LLM) -> None:
 
 def test_a_character_is_completed_but_not_for_ever() -> None:
     detokenizer = tagged(TAGS, "special", opens="<think>\n")
-    section_format = format_of(detokenizer)
+    parser_spec = format_of(detokenizer)
     tokenizer = detokenizer.tokenizer
     prompt = tokenizer.encode(OPEN, add_special_tokens=False)
     first, *others = tokenizer.encode("\N{SLIGHTLY SMILING FACE}", add_special_tokens=False)
-    parser_state = state_after_prompt(section_format, detokenizer, prompt)
-    [end] = section_format.end_ids(parser_state.state)
+    parser_state = state_after_prompt(parser_spec, detokenizer, prompt)
+    [end] = parser_spec.end_ids(parser_state.state)
 
     def forced_after(token_ids: list[int]) -> int | None:
         window = detokenizer.prompt_window(prompt)
-        tracker = SectionTracker(section_format, detokenizer, window, parser_state)
-        budget = ThinkingBudget(1, section_format, tracker)
+        tracker = OutputTracker(parser_spec, detokenizer, window, parser_state)
+        budget = ThinkingBudget(1, parser_spec, tracker)
         for token_id in token_ids:
             assert budget.forced is None
             assert budget.host_chooses
@@ -184,14 +184,14 @@ def feed(
 ) -> tuple[str, list[int]]:
     """Return how much of `text` is taken after `opens` before a tag is forced, and its tokens."""
     detokenizer = tagged(TAGS, form, kind=kind, opens="<think>\n")
-    section_format = format_of(detokenizer)
+    parser_spec = format_of(detokenizer)
     tokenizer = detokenizer.tokenizer
     prompt = tokenizer.encode(opens, add_special_tokens=False)
-    parser_state = state_after_prompt(section_format, detokenizer, prompt)
-    tracker = SectionTracker(
-        section_format, detokenizer, detokenizer.prompt_window(prompt), parser_state
+    parser_state = state_after_prompt(parser_spec, detokenizer, prompt)
+    tracker = OutputTracker(
+        parser_spec, detokenizer, detokenizer.prompt_window(prompt), parser_state
     )
-    budget = ThinkingBudget(num_tokens, section_format, tracker)
+    budget = ThinkingBudget(num_tokens, parser_spec, tracker)
     taken, forced = [], []
     for token_id in tokenizer.encode(text, add_special_tokens=False):
         if budget.forced is not None:

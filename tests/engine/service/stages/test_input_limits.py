@@ -27,7 +27,7 @@ from engine.service.stages.request_inputs import parse_inputs
 from engine.service.stages.tokenized_request import engine_tensors
 from engine.service.stub.engine_inputs import parse_engine_inputs
 from engine.text.detokenizer import Detokenizer
-from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.parser_spec import ParserSpec
 from engine.text.tokenizer import Tokenizer
 from engine.validation import limits
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -44,7 +44,7 @@ def make_factory(max_model_len: int) -> RequestFactory:
     return RequestFactory(
         TOKENIZER,
         Detokenizer(TOKENIZER),
-        SectionFormat(TOKENIZER),
+        ParserSpec(TOKENIZER),
         eos_token_ids=[0],
         vocab_size=VOCAB,
         max_model_len=max_model_len,

@@ -25,14 +25,14 @@ from engine.protocol.token_ids import pack_token_ids
 from engine.service.link import DetokenizerEnd, EngineEnd
 from engine.service.outputs import Array, chunk_tensors
 from engine.service.stages.postprocessor import Postprocessor, decode_message
-from engine.text.output_parsing.format import SectionFormat
+from engine.text.output_parsing.parser_spec import ParserSpec
 from engine.text.tokenizer import Tokenizer
 from tests.engine.service.stub.test_stream import out
 from tests.factories.tagged import format_of, tagged
 from tests.factories.tokenizers import byte_level_tokenizer
 
 TOKENIZER = Tokenizer(byte_level_tokenizer())
-POSTPROCESS = Postprocessor(TOKENIZER, SectionFormat(TOKENIZER))
+POSTPROCESS = Postprocessor(TOKENIZER, ParserSpec(TOKENIZER))
 END = TOKENIZER.eos_token_id
 assert END is not None
 

@@ -9,8 +9,8 @@ import pytest
 from engine.text.grammar.after_reasoning import after_reasoning
 from engine.text.grammar.compiler import GrammarCompiler
 from engine.text.grammar.vocabulary import Vocabulary
-from engine.text.output_parsing.reader import state_after_prompt
-from engine.text.output_parsing.splitter import ParserState
+from engine.text.output_parsing.chunk_parser import state_after_prompt
+from engine.text.output_parsing.parser import ParserState
 from tests.engine.text.output_parsing.test_families import HARMONY, prompt_of
 from tests.factories.grammars import follows, spec
 from tests.factories.tagged import Form, format_of, tagged
@@ -35,13 +35,13 @@ def allowed(
 ) -> Iterator[tuple[str, bool]]:
     """Yield texts, and whether each is a whole output."""
     detokenizer = tagged(tags, form, opens=opens)
-    tokenizer, section_format = detokenizer.tokenizer, format_of(detokenizer)
+    tokenizer, parser_spec = detokenizer.tokenizer, format_of(detokenizer)
     parser_state = state_after_prompt(
-        section_format, detokenizer, prompt_of(detokenizer, "Hi <think>")
+        parser_spec, detokenizer, prompt_of(detokenizer, "Hi <think>")
     )
     ends = [tokenizer.added_token_ids[end]]
     compiler = GrammarCompiler(Vocabulary.of(tokenizer, tokenizer.vocab_size, ends))
-    start = compiler.compile(after_reasoning(DIGITS, section_format, parser_state)).result()
+    start = compiler.compile(after_reasoning(DIGITS, parser_spec, parser_state)).result()
     for text in texts:
         yield text, follows(start, text, tokenizer)[1]
     compiler.close()
@@ -67,17 +67,17 @@ def test_gpt_oss_opens_its_answer_by_a_header() -> None:
     texts = (final, thought + final, "12", thought + "12", thought + thought + final, thought)
     found = allowed("special", "<|start|>assistant", HARMONY, texts, end="<|call|>")
     assert [text for text, is_whole in found if is_whole] == [final, thought + final]
-    section_format = format_of(tagged(HARMONY, "special", opens="<|start|>assistant"))
+    parser_spec = format_of(tagged(HARMONY, "special", opens="<|start|>assistant"))
     tags = spec(structural_tag={"format": {"type": "any_text"}})
     header = ParserState(1)
-    assert after_reasoning(tags, section_format, header) is tags
+    assert after_reasoning(tags, parser_spec, header) is tags
 
 
 def test_without_reasoning_and_where_the_client_says_it_begins_as_asked() -> None:
     assert [text for text, ok in allowed("special", "", ("<tool_call>", "</tool_call>")) if ok] == [
         "12"
     ]
-    section_format = format_of(tagged(TAGS, "special"))
+    parser_spec = format_of(tagged(TAGS, "special"))
     asked = spec(regex="a", begin_after="x")
-    parser_state = state_after_prompt(section_format, tagged(TAGS, "special"), [])
-    assert after_reasoning(asked, section_format, parser_state) is asked
+    parser_state = state_after_prompt(parser_spec, tagged(TAGS, "special"), [])
+    assert after_reasoning(asked, parser_spec, parser_state) is asked

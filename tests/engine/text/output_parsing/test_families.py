@@ -9,11 +9,11 @@ from engine.errors import ConfigError
 from engine.protocol.messages import OutputDetails
 from engine.text import chat_template
 from engine.text.detokenizer import Detokenizer
-from engine.text.output_parsing.format import SectionFormat, tool_call_parser
-from engine.text.output_parsing.reader import SectionReader, state_after_prompt
-from engine.text.output_parsing.splitter import ParserState, Section
+from engine.text.output_parsing.chunk_parser import ChunkParser, state_after_prompt
+from engine.text.output_parsing.parser import ParserState, Section
+from engine.text.output_parsing.parser_spec import ParserSpec, tool_call_parser
 from engine.text.output_parsing.tags import REASONING, TOOL_CALLS
-from engine.text.output_parsing.tracker import SectionTracker
+from engine.text.output_parsing.tracker import OutputTracker
 from engine.text.tokenizer import Tokenizer
 from tests.factories.tagged import Form, format_of, tagged, template
 from tests.factories.tokenizers import byte_level_tokenizer
@@ -34,16 +34,16 @@ def prompt_of(detokenizer: Detokenizer, question: str) -> list[int]:
 def read(
     detokenizer: Detokenizer,
     output: str,
-    section_format: SectionFormat | None = None,
+    parser_spec: ParserSpec | None = None,
     *,
     prompt: list[int] | None = None,
 ) -> list[Section]:
     """Return the sections of an answer; special tokens are skipped."""
-    section_format = section_format or format_of(detokenizer)
+    parser_spec = parser_spec or format_of(detokenizer)
     prompt = prompt_of(detokenizer, "Hi") if prompt is None else prompt
-    parser_state = ParserState(state_after_prompt(section_format, detokenizer, prompt).state)
+    parser_state = ParserState(state_after_prompt(parser_spec, detokenizer, prompt).state)
     details = OutputDetails(finish_reason="length", parser_state=tuple(parser_state))
-    return SectionReader(detokenizer, section_format).read(
+    return ChunkParser(detokenizer, parser_spec).read(
         prompt[-1:], encode(detokenizer, output), details, skip_special_tokens=True
     )
 
@@ -117,7 +117,7 @@ def test_only_a_special_token_calls_a_tool_out_of_reasoning() -> None:
 def test_a_tag_that_is_a_token_cannot_be_spelt_out() -> None:
     detokenizer = tagged(QWEN, "special")
     spelt = [i for character in "<think>" for i in encode(detokenizer, character)]
-    reader = SectionReader(detokenizer, format_of(detokenizer))
+    reader = ChunkParser(detokenizer, format_of(detokenizer))
     details = OutputDetails(finish_reason="length")
     assert reader.read([], spelt, details, skip_special_tokens=True) == [
         Section("content", 0, "<think>", num_tokens=len(spelt))
@@ -247,10 +247,10 @@ def test_calls_without_a_parser_are_marked_too(form: Form) -> None:
 
 def follow(detokenizer: Detokenizer, output: str) -> list[bool]:
     """Return after each token whether the reasoning has ended, with the state before the first."""
-    section_format = format_of(detokenizer)
+    parser_spec = format_of(detokenizer)
     prompt = prompt_of(detokenizer, "Hi")
-    parser_state = state_after_prompt(section_format, detokenizer, prompt)
-    tracker = SectionTracker(section_format, detokenizer, prompt[-1:], parser_state)
+    parser_state = state_after_prompt(parser_spec, detokenizer, prompt)
+    tracker = OutputTracker(parser_spec, detokenizer, prompt[-1:], parser_state)
     ended = [tracker.has_reasoning_ended]
     for token_id in encode(detokenizer, output):
         tracker.append(token_id)

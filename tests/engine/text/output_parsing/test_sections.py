@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from engine.protocol.messages import OutputDetails
 from engine.text.detokenizer import Detokenizer
-from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.reader import SectionReader, state_after_prompt
-from engine.text.output_parsing.splitter import ParserState, Section
-from engine.text.output_parsing.tracker import SectionTracker
+from engine.text.output_parsing.chunk_parser import ChunkParser, state_after_prompt
+from engine.text.output_parsing.parser import ParserState, Section
+from engine.text.output_parsing.parser_spec import ParserSpec
+from engine.text.output_parsing.tracker import OutputTracker
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
 from tests.factories.tagged import format_of, tagged
@@ -42,7 +42,7 @@ COMMON: dict[str, Any] = {
 }
 
 
-def format_for(detokenizer: Detokenizer) -> SectionFormat:
+def format_for(detokenizer: Detokenizer) -> ParserSpec:
     """Return its format; of a mixed one, reasoning is plain text and tools are tokens."""
     if detokenizer is COMMON["mixed"]:
         return format_of(detokenizer, "granite", "lfm2")
@@ -102,7 +102,7 @@ def read_whole(
     skip: bool,
     window: list[int],
 ) -> list[Section]:
-    reader = SectionReader(detokenizer, format_for(detokenizer))
+    reader = ChunkParser(detokenizer, format_for(detokenizer))
     details = OutputDetails(finish_reason="length", parser_state=tuple(parser_state))
     return reader.read(window, output, details, skip_special_tokens=skip)
 
@@ -114,12 +114,10 @@ def test_any_cut_gives_the_sections_of_the_whole(name: str, data: st.DataObject)
     prompt, skip = data.draw(outputs(checkpoint)), data.draw(st.booleans())
     output = data.draw(outputs(checkpoint))
     window = checkpoint.prompt_window(prompt, skip_special_tokens=skip)
-    section_format = format_for(checkpoint)
-    parser_state = state_after_prompt(section_format, checkpoint, prompt)
-    reader = SectionReader(checkpoint, section_format)
-    tracker = SectionTracker(
-        section_format, checkpoint, window, parser_state, skip_special_tokens=skip
-    )
+    parser_spec = format_for(checkpoint)
+    parser_state = state_after_prompt(parser_spec, checkpoint, prompt)
+    reader = ChunkParser(checkpoint, parser_spec)
+    tracker = OutputTracker(parser_spec, checkpoint, window, parser_state, skip_special_tokens=skip)
     stop = data.draw(st.just([]) | st.lists(st.sampled_from(["ea", "<t", "k>a", "你"]), max_size=2))
     checker = StopChecker(checkpoint, window, StopAutomaton(stop), skip_special_tokens=skip)
     parts: list[Section] = []

@@ -1,4 +1,4 @@
-"""SectionReader: reasoning and tool calls in the tokens of a chunk or of an open turn."""
+"""ChunkParser: reasoning and tool calls in the tokens of a chunk or of an open turn."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine.protocol.messages import OutputDetails, SequenceOutput
 from engine.text.detokenizer import Detokenizer
-from engine.text.output_parsing.format import SectionFormat
-from engine.text.output_parsing.splitter import Event, ParserState, Section, SectionSplitter
+from engine.text.output_parsing.parser import Event, OutputParser, ParserState, Section
+from engine.text.output_parsing.parser_spec import ParserSpec
 
 _MAX_TURN = 4096  # tokens of the prompt that may belong to the turn that it leaves open
 
@@ -73,12 +73,12 @@ def cut(events: list[Event], num_characters: int) -> list[Event]:
     return [*kept, Event("", num_tokens=num_tokens)]
 
 
-class SectionReader:
+class ChunkParser:
     """Reads the sections of a chunk. Immutable."""
 
-    def __init__(self, detokenizer: Detokenizer, section_format: SectionFormat) -> None:
+    def __init__(self, detokenizer: Detokenizer, parser_spec: ParserSpec) -> None:
         self._detokenizer = detokenizer
-        self._format = section_format
+        self._format = parser_spec
 
     def read(
         self,
@@ -99,14 +99,14 @@ class SectionReader:
             skip_special_tokens=skip_special_tokens,
             one_by_one=self._format.has_text_tags,
         )
-        splitter = SectionSplitter(self._format, ParserState(*details.parser_state))
-        splitter.read(cut(events, details.text_cut))
-        splitter.read([Event("", num_tokens=int(details.omit_stop_token))])
-        return splitter.finish() if final else splitter.take()
+        parser = OutputParser(self._format, ParserState(*details.parser_state))
+        parser.read(cut(events, details.text_cut))
+        parser.read([Event("", num_tokens=int(details.omit_stop_token))])
+        return parser.finish() if final else parser.take()
 
 
 def state_after_prompt(
-    section_format: SectionFormat, detokenizer: Detokenizer, prompt_ids: Sequence[int]
+    parser_spec: ParserSpec, detokenizer: Detokenizer, prompt_ids: Sequence[int]
 ) -> ParserState:
     """Return where the output begins; its number counts the tags of the turn that the prompt opens.
 
@@ -114,16 +114,16 @@ def state_after_prompt(
     with a tag, and a client with an answer to go on with; what a user wrote before has no meaning.
     """
     turn = list(prompt_ids[-_MAX_TURN:])
-    starts = [i for i, token_id in enumerate(turn, 1) if token_id in section_format.turn_ids]
-    splitter = SectionSplitter(section_format)
-    splitter.read(
+    starts = [i for i, token_id in enumerate(turn, 1) if token_id in parser_spec.turn_ids]
+    parser = OutputParser(parser_spec)
+    parser.read(
         read_events(
             detokenizer,
-            section_format.markers(skip_special_tokens=False),
+            parser_spec.markers(skip_special_tokens=False),
             [],
             turn[max(starts, default=0) :],
             final=False,
             skip_special_tokens=False,
         )
     )
-    return splitter.parser_state
+    return parser.parser_state

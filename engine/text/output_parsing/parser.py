@@ -1,7 +1,7 @@
-"""SectionSplitter: cuts an output into sections of content, reasoning and tool calls.
+"""Reasoning and tool-call parser: cuts an output into sections of content, reasoning and calls.
 
-The engine and the detokenizer stage read tokens with the same code. The engine tells with each
-chunk in which section it starts, and ends no chunk inside a tag, so that the stage needs no state.
+The engine and the detokenizer stage read tokens with the same code. The engine sends with each
+chunk the state that it starts in, and ends no chunk inside a tag, so the stage keeps no state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.text.output_parsing.format import SectionFormat, State
+from engine.text.output_parsing.parser_spec import ParserSpec, State
 
 _MAX_STEP = 64  # characters searched at once; what is left after a tag is searched again
 
@@ -22,7 +22,7 @@ class ParserState(NamedTuple):
     """State of the parser between two chunks of a text.
 
     Attributes:
-        state: of the `SectionFormat`.
+        state: of the `ParserSpec`.
         number: of the section in the sequence, from 0.
     """
 
@@ -39,7 +39,7 @@ class Section(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         type: `content`, `reasoning` or `tool_call`.
         index: of the section in the sequence, from 0.
-        text: without tags. Special tokens are left out, if the request says so, except in a tool
+        text: without tags. Special tokens are left out, if the request skips them, except in a tool
             call, where they separate its parts.
         tag: what opened the section, in the part where it did: the end tag of the one before, or
             its own start tag; of gpt-oss the whole header, which names the function.
@@ -69,17 +69,17 @@ class Event(NamedTuple):
     num_tokens: int = 1
 
 
-class SectionSplitter:
+class OutputParser:
     """Splits one text into sections, event by event.
 
     Attributes:
         parser_state: after what has been read.
     """
 
-    def __init__(self, section_format: SectionFormat, parser_state: ParserState = _BEGIN) -> None:
+    def __init__(self, parser_spec: ParserSpec, parser_state: ParserState = _BEGIN) -> None:
         self.parser_state = parser_state
-        self._format = section_format
-        self._sections: list[Section] = []
+        self._format = parser_spec
+        self._parsed: list[Section] = []
         self._header: list[str] = []
         self._pending = ""  # may become a part of a tag
         self._search = 0  # state of the automaton after it
@@ -113,8 +113,8 @@ class SectionSplitter:
 
     def take(self) -> list[Section]:
         """Return the parts of sections since the last call, each section once."""
-        sections, self._sections = self._sections, []
-        return [_joined(list(parts)) for _, parts in groupby(sections, attrgetter("index"))]
+        parsed, self._parsed = self._parsed, []
+        return [_joined(list(parts)) for _, parts in groupby(parsed, attrgetter("index"))]
 
     def finish(self) -> list[Section]:
         """End the text; return the last parts. An incomplete tag is text, a header is not."""
@@ -154,14 +154,14 @@ class SectionSplitter:
             part = Section(
                 self.state.kind, self.parser_state.number, "", num_tokens=self._num_tokens
             )
-            self._sections.append(part)
+            self._parsed.append(part)
             self._num_tokens = 0
 
     def _write(self, text: str) -> None:
         if self.state.kind == "header":
             self._header.append(text)
         elif text:
-            self._sections.append(Section(self.state.kind, self.parser_state.number, text))
+            self._parsed.append(Section(self.state.kind, self.parser_state.number, text))
 
     def _enter(self, tag: str) -> None:
         self._search = 0
@@ -176,7 +176,7 @@ class SectionSplitter:
             return
         self.parser_state = ParserState(state, self.parser_state.number + 1)
         tag = "".join(self._header)
-        self._sections.append(Section(self.state.kind, self.parser_state.number, "", tag))
+        self._parsed.append(Section(self.state.kind, self.parser_state.number, "", tag))
         self._header = []
 
 

@@ -1,4 +1,4 @@
-"""SectionFormat: the reasoning and tool-call tags of a checkpoint, and what each of them begins."""
+"""ParserSpec: the reasoning and tool-call tags of a checkpoint, and what each of them begins."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class State:
         return next(state for part, state in _MESSAGE_STATES if part in header)
 
 
-class SectionFormat:
+class ParserSpec:
     """The states of a text with tags; the first is content outside all tags.
 
     A tag that is an added token of the vocabulary is that token, however it might be spelt out
@@ -161,30 +161,30 @@ class SectionFormat:
         """Return the tokens that may have a meaning beside their text."""
         return self._markers[skip_special_tokens]
 
-    def _states(self, sections: list[Tags]) -> tuple[State, ...]:
+    def _states(self, tag_pairs: list[Tags]) -> tuple[State, ...]:
         starts: dict[str, int] = {}
-        for number, tags in enumerate(sections, start=1):
+        for number, tags in enumerate(tag_pairs, start=1):
             for tag in tags.starts:
                 starts.setdefault(tag, number)
         ids, special = self._tokenizer.added_token_ids, self._tokenizer.special_ids
         calls = {
             tag: number
             for tag, number in starts.items()
-            if sections[number - 1].kind == "tool_call" and tag in ids
+            if tag_pairs[number - 1].kind == "tool_call" and tag in ids
         }
         interrupts = {tag: number for tag, number in calls.items() if ids[tag] in special}
         states = [self._state("content", starts, is_answer=True)]
         inner: list[State] = []  # states of parts of sections, after the others
-        for number, tags in enumerate(sections, start=1):
+        for number, tags in enumerate(tag_pairs, start=1):
             ends = dict.fromkeys(tags.ends, 0) or dict.fromkeys(tags.starts, number)
             others = interrupts if tags.kind == "reasoning" else {}
             if tags.kind == "tool_call" and ids.keys().isdisjoint(tags.starts):
                 others = calls
             following = {**others, **ends}
             always = {tag: state for tag, state in following.items() if ids.get(tag) in special}
-            is_xml = FUNCTION in sections and tags.ends == FUNCTION.ends
+            is_xml = FUNCTION in tag_pairs and tags.ends == FUNCTION.ends
             parts = _PARAMETERS if is_xml else _strings(tags.quotes)
-            first = len(sections) + 1 + len(inner)
+            first = len(tag_pairs) + 1 + len(inner)
             numbers = [number, *range(first, first + len(parts) - 1)]
             own = [
                 self._state(
