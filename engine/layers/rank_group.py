@@ -7,7 +7,7 @@ alone: each rank makes the same ones, or all wait for each other in vain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -18,10 +18,12 @@ class RankGroup(Protocol):
     Attributes:
         rank: of this one.
         size: how many there are.
+        shared_sum: what makes the sums of layers that are one operation; None: there is nothing.
     """
 
     rank: int
     size: int
+    shared_sum: Any
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' `x`, float [T, N], in its dtype.

@@ -125,7 +125,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self._group = group
+        self.group = group
 
         def norm(*places: NormPlaces) -> RMSNorm | LayerNorm | Fp8Norm | None:
             return _norm(spec.norm, hidden_size, scheme) if spec.norms in places else None
@@ -164,7 +164,7 @@ class DecoderLayer(nn.Module):
 
     def _sum(self, x: Tensor) -> Tensor:
         """Return the sum of the parts that the ranks have computed."""
-        return x if self._group is None else self._group.sum(x)
+        return x if self.group is None else self.group.sum(x)
 
     def _scale(self, x: Tensor) -> Tensor:
         multiplier = self.spec.residual_multiplier
@@ -279,6 +279,8 @@ class FusedLayers(nn.Module):
             interleaved=layers[0].spec.attention.rotary_interleaved,
             invariant=invariant,
         )
+        if (group := layers[0].group) is not None:
+            self._layers.sum_over(group.shared_sum)
         self._kv_cache: Sequence[LayerCache] | None = None  # that the layers are bound to
         for layer in layers:
             self._layers.append(_tensors(layer), layer.self_attn.sliding_window)
@@ -317,7 +319,8 @@ class FusedLayers(nn.Module):
 
 def can_fuse(layers: Sequence[DecoderLayer]) -> bool:
     """Return whether `layers` can be fused: they are Llama's, and their projections panels."""
-    return all(
+    group = layers[0].group
+    return (group is None or group.shared_sum is not None) and all(
         _is_llama(layer.spec, layers[0].spec)
         and all(isinstance(each, CpuPackedLinear) for each in _projections(layer).values())
         for layer in layers

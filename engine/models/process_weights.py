@@ -192,7 +192,7 @@ class WeightProcessor:
         else:
             model.lm_head = head or own
         layers = [cast(DecoderLayer, layer) for layer in model.model.layers]
-        if model.spec.num_ranks == 1 and can_fuse(layers):
+        if can_fuse(layers):
             model.model.fused = FusedLayers(layers, invariant=self._methods.deterministic)
 
     def _placed(self, method: nn.Module | None) -> nn.Module | None:

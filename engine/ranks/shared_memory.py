@@ -47,31 +47,31 @@ class SharedMemoryGroup:
         """
         self.rank = rank
         self.size = size
-        self._memory = _shared_sum()(file, rank, size, patience_s)
+        self.shared_sum = _shared_sum()(file, rank, size, patience_s)
 
     def sum(self, x: Tensor) -> Tensor:
-        total: Tensor = self._memory.sum(x)
+        total: Tensor = self.shared_sum.sum(x)
         return total
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        found: Tensor = self._memory.gather(x, list(widths))
+        found: Tensor = self.shared_sum.gather(x, list(widths))
         return found
 
     def share(self, token_ids: Tensor) -> Tensor:
-        shared: Tensor = self._memory.share(token_ids.contiguous())
+        shared: Tensor = self.shared_sum.share(token_ids.contiguous())
         return shared
 
     def least(self, value: int) -> int:
-        return int(self._memory.all(torch.tensor([int(value)])).min())
+        return int(self.shared_sum.all(torch.tensor([int(value)])).min())
 
     def first(self, value: int) -> int:
-        return int(self._memory.all(torch.tensor([int(value)]))[0, 0])
+        return int(self.shared_sum.all(torch.tensor([int(value)]))[0, 0])
 
     def abort(self) -> None:
         """Have all ranks that wait for another one, now or later, raise `RuntimeError`."""
-        self._memory.abort()
+        self.shared_sum.abort()
 
     def take_wait_seconds(self) -> float:
         """Return how long this rank has waited for others since the last call."""
-        seconds: float = self._memory.take_wait_seconds()
+        seconds: float = self.shared_sum.take_wait_seconds()
         return seconds

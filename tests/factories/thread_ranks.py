@@ -51,6 +51,8 @@ class ThreadGroups:
 class ThreadGroup:
     """A `RankGroup`, and its thread's view of all ranks."""
 
+    shared_sum = None
+
     def __init__(self, groups: ThreadGroups, rank: int) -> None:
         self._groups = groups
         self.rank = rank

@@ -39,6 +39,11 @@ class DecoderLayers : public torch::CustomClassHolder {
         interleaved_(interleaved),
         invariant_(invariant) {}
 
+  // Has what the attention and the MLP return summed over the ranks, of which these are one's layers.
+  void sum_over(const c10::intrusive_ptr<SharedSum>& ranks) {
+    ranks_ = ranks;
+  }
+
   // Appends a layer. `tensors` are named after a checkpoint's modules: `weight` of the norms, and
   // `weight`, `scale`, `offset` and `bias` of the projections qkv_proj, o_proj, gate_up_proj and down_proj as
   // `linear` takes them. Arguments optional there, and q_norm and k_norm, may be missing.
@@ -91,9 +96,9 @@ class DecoderLayers : public torch::CustomClassHolder {
   }
 
  private:
-  enum Part { kNorms, kQkv, kRotary, kAttention, kO, kGateUp, kDown, kParts };
+  enum Part { kNorms, kQkv, kRotary, kAttention, kO, kGateUp, kDown, kSums, kParts };
   static constexpr const char* kNames[kParts] = {
-      "norms", "qkv_proj", "rotary", "attention", "o_proj", "gate_up_proj", "down_proj"};
+      "norms", "qkv_proj", "rotary", "attention", "o_proj", "gate_up_proj", "down_proj", "sums"};
 
   class Lap {
    public:
@@ -166,6 +171,20 @@ class DecoderLayers : public torch::CustomClassHolder {
       stride = size;
     };
     Lap lap(seconds_);
+    // A rank's part of a sum stays in float32.
+    Tensor part = ranks_ ? at::empty({tokens, size}, x.options().dtype(at::kFloat)) : Tensor();
+    const auto project = [&](const Projection& projection, const T* from, int64_t width, Part which) {
+      if (!ranks_) {
+        linear(projection.product(from, tokens, width, width, output, size, invariant_));
+        lap.ends(which);
+        return;
+      }
+      float* const sum = part.mutable_data_ptr<float>();
+      linear(projection.product(from, tokens, width, width, sum, size, invariant_));
+      lap.ends(which);
+      ranks_->add(sum, output, tokens * size);
+      lap.ends(kSums);
+    };
     for (size_t i = 0; i < layers_.size(); ++i) {
       const Layer& layer = layers_[i];
       T* const keys = key_caches_.at(i).mutable_data_ptr<T>();
@@ -195,16 +214,14 @@ class DecoderLayers : public torch::CustomClassHolder {
           tables.stride(0), key_caches_[i].size(1), heads_, kv_heads_, dim, scale,
           layer.sliding_window.value_or(0), 0.0f, nullptr, !invariant_});
       lap.ends(kAttention);
-      linear(layer.o.product(mixed, tokens, query_size, query_size, output, size, invariant_));
-      lap.ends(kO);
+      project(layer.o, mixed, query_size, kO);
       add_and_norm(layer.post_attention_norm);
       lap.ends(kNorms);
       gated_linear(
           layer.gate_up.product(normed, tokens, size, size, gated, 2 * inner, invariant_),
           Activation::kSilu);
       lap.ends(kGateUp);
-      linear(layer.down.product(gated, tokens, inner, inner, output, size, invariant_));
-      lap.ends(kDown);
+      project(layer.down, gated, inner, kDown);
     }
   }
 
@@ -215,6 +232,7 @@ class DecoderLayers : public torch::CustomClassHolder {
   int64_t most_inner_ = 0;
   std::vector<Tensor> key_caches_, value_caches_;
   std::vector<int64_t> groups_;
+  c10::intrusive_ptr<SharedSum> ranks_;
   double seconds_[kParts] = {};
 };
 
@@ -471,6 +489,7 @@ TORCH_LIBRARY(trident_cpu, m) {
       .def("take_wait_seconds", &trident::SharedSum::take_wait_seconds);
   m.class_<trident::DecoderLayers>("DecoderLayers")
       .def(torch::init<int64_t, int64_t, int64_t, double, bool, bool>())
+      .def("sum_over", &trident::DecoderLayers::sum_over)
       .def("append", &trident::DecoderLayers::append)
       .def("bind", &trident::DecoderLayers::bind)
       .def("forward", &trident::DecoderLayers::forward)

@@ -13,6 +13,7 @@
 #include <limits>
 #include <utility>
 
+#include "kernels.h"
 #include "projection.h"
 #include "vector.h"
 
@@ -158,8 +159,8 @@ void SharedSum::begin() {
   }
 }
 
-template <typename T>
-void SharedSum::add_chunk(const T* x, T* out, int64_t count) {
+template <typename In, typename Out>
+void SharedSum::add_chunk(const In* x, Out* out, int64_t count) {
   begin();
   float* const own = reinterpret_cast<float*>(half(rank_));
   for (int64_t i = 0; i < count; i += W) {
@@ -204,16 +205,28 @@ void SharedSum::add_chunk(const T* x, T* out, int64_t count) {
   }
 }
 
+template <typename In, typename Out>
+void SharedSum::add_all(const In* x, Out* out, int64_t count) {
+  constexpr int64_t kChunk = kHalfBytes / static_cast<int64_t>(sizeof(float));
+  for (int64_t i = 0; i < count; i += kChunk) {
+    add_chunk(x + i, out + i, std::min(kChunk, count - i));
+  }
+}
+
+template <typename T>
+void SharedSum::add(const float* x, T* out, int64_t count) {
+  add_all(x, out, count);
+}
+
+#define INSTANTIATE(T) template void SharedSum::add(const float*, T*, int64_t);
+TRIDENT_FOR_EACH_DTYPE(INSTANTIATE)
+
 SharedSum::Tensor SharedSum::sum(const Tensor& x) {
   const Tensor flat = x.contiguous();
   Tensor out = at::empty(flat.sizes(), flat.options());
-  constexpr int64_t kChunk = kHalfBytes / static_cast<int64_t>(sizeof(float));
   for_dtype(flat, [&](auto zero) {
     using T = decltype(zero);
-    for (int64_t i = 0; i < flat.numel(); i += kChunk) {
-      const int64_t count = std::min(kChunk, flat.numel() - i);
-      add_chunk(flat.const_data_ptr<T>() + i, out.mutable_data_ptr<T>() + i, count);
-    }
+    add_all(flat.const_data_ptr<T>(), out.mutable_data_ptr<T>(), flat.numel());
   });
   return out;
 }

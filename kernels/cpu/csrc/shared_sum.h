@@ -27,6 +27,10 @@ class SharedSum : public torch::CustomClassHolder {
   // at every rank and for every size.
   Tensor sum(const Tensor& x);
 
+  // The same of float32 x into `out`, for `count` values.
+  template <typename T>
+  void add(const float* x, T* out, int64_t count);
+
   // At rank 0 all ranks' float32 [rows, widths[rank]] beside each other; elsewhere x.
   Tensor gather(const Tensor& x, std::vector<int64_t> widths);
 
@@ -45,8 +49,10 @@ class SharedSum : public torch::CustomClassHolder {
  private:
   struct Header;
 
-  template <typename T>
-  void add_chunk(const T* x, T* out, int64_t count);
+  template <typename In, typename Out>
+  void add_all(const In* x, Out* out, int64_t count);
+  template <typename In, typename Out>
+  void add_chunk(const In* x, Out* out, int64_t count);
   char* half(int64_t rank) const;
   void begin();
   void wait_for(int64_t rank, uint32_t value, bool is_done, double patience_s);

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -18,6 +20,8 @@ from torch import Tensor
 
 from engine.ranks.shared_memory import SharedMemoryGroup, allocate_shared_memory
 from kernels.cpu.library import operations
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.paged_model import PagedModel
 
 pytestmark = pytest.mark.skipif(
     operations(torch.empty(0)) is None, reason="the CPU kernels are not built"
@@ -150,3 +154,30 @@ def test_wait_for_a_late_rank_is_counted() -> None:
 
         assert at_all(ranks, run)[0] >= 0.1
         assert ranks[0].take_wait_seconds() == 0.0
+
+
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM"]
+)
+def test_deterministic_ranks_give_a_token_the_same_bits_in_any_chunks(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Of Llama and Qwen3 all layers are one operation; Mixtral's experts are not in one."""
+    write_checkpoint(tmp_path, architecture, intermediate_size=96)
+    draw = random.Random(0)
+    token_ids = [draw.randrange(160) for _ in range(40)]
+
+    def load(group: SharedMemoryGroup | None = None) -> PagedModel:
+        return PagedModel(tmp_path, deterministic=True, group=group)
+
+    def run(group: SharedMemoryGroup) -> tuple[Tensor, Tensor, bool]:
+        model = load(group)
+        whole = model.logits(token_ids)
+        return whole, model.logits(token_ids, [19, 1, 1, 19]), model.model.model.fused is not None
+
+    expected = load().logits(token_ids)
+    with groups(2) as ranks:
+        (whole, chunked, is_fused), _ = at_all(ranks, run)
+    assert is_fused == (architecture != "MixtralForCausalLM")
+    assert torch.equal(whole, chunked)
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
