@@ -64,7 +64,7 @@ class BlockCopier:
         if host_caches:
             if len(host_caches) != len(caches):
                 raise ValueError(
-                    f"host_caches: must be {len(caches)}, as many as caches (got "
+                    f"host_caches: must have {len(caches)} elements, as caches (got "
                     f"{len(host_caches)})"
                 )
             host = where if where.type == "meta" else torch.device("cpu")
@@ -117,7 +117,7 @@ class BlockCopier:
         self, read: _Memory, written: _Memory, sources: BlockIds, destinations: BlockIds
     ) -> None:
         if not read.caches or not written.caches:
-            raise ValueError("host_caches: there are none to swap with")
+            raise ValueError("host_caches: are required to swap blocks, but there are none")
         copies = _pairs(sources, destinations, len(read.caches[0]), len(written.caches[0]))
         if not device.runs_triton(self._caches.caches[0]):
             _torch(read.caches, written.caches, copies)
@@ -265,8 +265,8 @@ def _check_caches(
             )
         if cache.data_ptr() % _ACCESS or _block_bytes(cache) % _ACCESS or not _block_bytes(cache):
             raise ValueError(
-                f"{name}[{i}]: must begin at a multiple of {_ACCESS} bytes, and so must each of "
-                f"its blocks (got blocks of {_block_bytes(cache)} bytes)"
+                f"{name}[{i}]: the address and the size of its blocks must be multiples of "
+                f"{_ACCESS} bytes (got blocks of {_block_bytes(cache)} bytes)"
             )
 
 
@@ -279,10 +279,12 @@ def _pairs(
     read = _block_ids("sources", sources, num_sources)
     written = _block_ids("destinations", destinations, num_destinations)
     if len(read) != len(written):
-        raise ValueError(f"destinations: must be {len(read)}, as sources (got {len(written)})")
+        raise ValueError(
+            f"destinations: must have {len(read)} elements, as sources (got {len(written)})"
+        )
     if len(set(written)) != len(written):
         twice = next(block for block in written if written.count(block) > 1)
-        raise ValueError(f"destinations: block {twice} comes twice")
+        raise ValueError(f"destinations: must not repeat a block (block {twice} does)")
     return list(zip(read, written, strict=True))
 
 
@@ -296,5 +298,5 @@ def _block_ids(name: str, block_ids: BlockIds, num_blocks: int) -> list[int]:
     found = list(block_ids)
     for block in found:
         if not 0 <= block < num_blocks:
-            raise ValueError(f"{name}: block {block} is not one of {num_blocks}")
+            raise ValueError(f"{name}: blocks must be 0 to {num_blocks - 1} (got {block})")
     return found

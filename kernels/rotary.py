@@ -210,7 +210,7 @@ def _check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError(f"query: the last dimension must be even and positive (got {dim})")
     check_shape("key", key, (tokens, None, dim))
     if not heads or not key.shape[1]:
-        raise ValueError(f"{'key' if heads else 'query'}: must have heads")
+        raise ValueError(f"{'key' if heads else 'query'}: must have a dimension of heads")
     check_shape("value", value, (tokens, key.shape[1], dim))
     check_like("key", key, query)
     check_like("value", value, query)
@@ -265,7 +265,7 @@ def _check_caches(
 def _check_scales(cache: Tensor, key_scale: Tensor | None, value_scale: Tensor | None) -> None:
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
         if (scale is not None) != (cache.dtype == FP8):
-            raise ValueError(f"{name}: goes with float8 caches, and only with them")
+            raise ValueError(f"{name}: is required with float8 caches, and not allowed with others")
         if scale is not None:
             check_scale(name, scale, cache)
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.config.engine_config import EngineConfig
-from engine.core.engine_core import EngineCore
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
+from engine.ranks.leader import start_core
 
 
 class Steps:
     """An engine with these settings, alone in this process."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.core = EngineCore(EngineConfig.parse(settings))
+        self.core = start_core(EngineConfig.parse(settings))
         self._uid = 0
 
     def ask(self, prompt: Sequence[int], **params: Any) -> None:

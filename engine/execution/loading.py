@@ -115,7 +115,7 @@ class _Loader:
         if group is not None:
             if self.device.type != "cpu":
                 raise UnsupportedError(
-                    "must be 1, but on a CPU; set it to 1, or set device to cpu",
+                    "must be 1 here: ranks run on a CPU so far; set it to 1, or set device to cpu",
                     param="tensor_parallel_size",
                 )
             model_spec = shard(model_spec, group.rank, group.size)

@@ -38,7 +38,7 @@ _LOADING_TIMEOUT_S = 60.0  # without a sign of life: the import of torch holds a
 
 def start_core(
     config: EngineConfig,
-    on_progress: Callable[[str], None],
+    on_progress: Callable[[str], None] = lambda text: None,
     on_failure: Callable[[EngineFailed], None] = lambda failure: None,
 ) -> EngineCore:
     """Return the engine, with as many ranks as `config` asks for.
@@ -96,11 +96,13 @@ class Leader:
             self._ranks = [_Rank(rank, size, memory) for rank in range(1, size)]
         finally:
             os.close(memory)
-        for rank in self._ranks:
+        self._readers = [
+            threading.Thread(target=self._read, args=(rank,), name=rank.name, daemon=True)
+            for rank in self._ranks
+        ]
+        for rank, reader in zip(self._ranks, self._readers, strict=True):
             rank.channel.send(LoadPart(config.model_dump()))
-            threading.Thread(
-                target=self._read, args=(rank,), name=f"rank {rank.number}", daemon=True
-            ).start()
+            reader.start()
         threading.Thread(target=self._watch, args=(patience_s,), name="ranks", daemon=True).start()
 
     def lead(self, runner: Runner) -> LeadingRunner:
@@ -143,8 +145,10 @@ class Leader:
         """End all ranks. Repeatable."""
         self._closing.set()
         self.group.abort()
-        for rank in self._ranks:
+        for rank, reader in zip(self._ranks, self._readers, strict=True):
             rank.end()
+            if reader is not threading.current_thread():
+                reader.join()
 
     def _read(self, rank: _Rank) -> None:
         try:
@@ -162,6 +166,7 @@ class Leader:
             pass
         how, is_own_fault = rank.end()
         self._fail(EngineDeadError(f"{rank.name} {how}"), is_own_fault=is_own_fault)
+        rank.channel.close()
 
     def _watch(self, patience_s: float) -> None:
         """Find ranks that give no sign of life, in ticks: this process may be stopped itself."""

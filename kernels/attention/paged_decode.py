@@ -226,7 +226,9 @@ def _check_cache(
         )
     for name, scales in (("key_scale", key_scale), ("value_scale", value_scale)):
         if (scales is None) == (key_cache.dtype == FP8):
-            raise ValueError(f"{name}: must be given with a float8_e4m3fn cache, and only then")
+            raise ValueError(
+                f"{name}: is required with a float8_e4m3fn cache, and not allowed with another"
+            )
         if scales is not None:
             check_scale(name, scales, key_cache)
 
@@ -244,7 +246,7 @@ def _check_tables(
         check_last_stride(name, table)
     if plan.num_sequences != len(query):
         raise ValueError(
-            f"plan: must be of {len(query)} sequences, as query (got {plan.num_sequences})"
+            f"plan: must be for {len(query)} sequences, as query (got {plan.num_sequences})"
         )
     check_device("plan", plan.work_items, query.device)
     if plan.arrivals.shape[1] < key_cache.shape[2]:
@@ -256,7 +258,10 @@ def _check_tables(
         room = block_tables.shape[1] * key_cache.shape[1]
         longest = int(seq_lens.max())
         if longest > room:
-            raise ValueError(f"block_tables: have room for {room} keys (got {longest} in seq_lens)")
+            raise ValueError(
+                f"block_tables: must have room for the longest of seq_lens, {longest} keys (got "
+                f"{room})"
+            )
 
 
 # Bytes per tile of keys, or of values; `settings` gives the reason.

@@ -221,7 +221,7 @@ def _check_caches(
         )
     for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
         if (scale is not None) != (key_cache.dtype == FP8):
-            raise ValueError(f"{name}: goes with fp8 caches, and only with them")
+            raise ValueError(f"{name}: is required with fp8 caches, and not allowed with others")
         if scale is not None:
             check_scale(name, scale, key_cache)
 

@@ -91,8 +91,8 @@ def plan_splits(
     check_contiguous("seq_lens", seq_lens)
     if num_work_items < max(len(seq_lens), 1):
         raise ValueError(
-            f"num_work_items: must be at least 1 and the number of sequences, {len(seq_lens)} "
-            f"(got {num_work_items})"
+            f"num_work_items: must be at least the number of sequences, {len(seq_lens)}, and at "
+            f"least 1 (got {num_work_items})"
         )
     if num_kv_heads < 1:
         raise ValueError(f"num_kv_heads: must be at least 1 (got {num_kv_heads})")

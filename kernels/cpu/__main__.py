@@ -21,7 +21,9 @@ from kernels.cpu.target import TARGETS, targets
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.cpu", description=__doc__)
     parser.add_argument(
-        "--all", action="store_true", help="build for every supported instruction set"
+        "--all",
+        action="store_true",
+        help="build for every supported instruction set, not only this CPU's",
     )
     wanted = TARGETS if parser.parse_args().all else targets()[:1]
     if not wanted:

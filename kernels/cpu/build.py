@@ -36,7 +36,9 @@ def build(target: Target) -> Path:
     except ValueError as error:
         raise BuildError(f"CXX: {error}") from None
     if shutil.which(compiler[0]) is None:
-        raise BuildError(f"there is no {compiler[0]}; on Debian or Ubuntu: apt-get install g++")
+        raise BuildError(
+            f"the compiler {compiler[0]} was not found; on Debian or Ubuntu: apt-get install g++"
+        )
     path = library_path(target)
     try:
         BUILT.mkdir(exist_ok=True)

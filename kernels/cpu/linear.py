@@ -226,8 +226,8 @@ def _operations(
             num_groups = scale.shape[1]
             if num_groups == 0 or in_features % (num_groups * GROUP):
                 raise ValueError(
-                    f"scale: its groups must be of a multiple of {GROUP} inputs, of {in_features} "
-                    f"in all (got {num_groups})"
+                    f"scale: must have groups of a multiple of {GROUP} inputs (got {num_groups} "
+                    f"groups of {in_features} inputs in all)"
                 )
             shape = (num_panels, num_groups, columns)
         check_dtype("scale", scale, torch.float32 if scale.dim() == 1 else torch.float16)
@@ -235,7 +235,7 @@ def _operations(
         check_contiguous("scale", scale)
     if offset is not None:
         if scale is None or scale.dim() != 3:
-            raise ValueError("offset: is for scales of groups")
+            raise ValueError("offset: needs scales of groups")
         check_dtype("offset", offset, torch.float16)
         check_shape("offset", offset, tuple(scale.shape))
         check_contiguous("offset", offset)

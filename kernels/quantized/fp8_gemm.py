@@ -235,13 +235,13 @@ def _check(
     num_rows, num_scales = weight_scale.shape
     if num_scales not in (1, cdiv(x.shape[1], GROUP)):
         raise ValueError(
-            f"weight_scale: must have a scale, or one of {GROUP} inputs each, in a row (got shape "
-            f"{list(weight_scale.shape)} for a weight of {list(weight.shape)})"
+            f"weight_scale: must have one scale per row, or one for each {GROUP} inputs of a row "
+            f"(got shape {list(weight_scale.shape)} for a weight of {list(weight.shape)})"
         )
     if not num_rows or len(weight) % num_rows:
         raise ValueError(
-            f"weight_scale: its rows must divide those of the weight, {len(weight)} (got shape "
-            f"{list(weight_scale.shape)})"
+            f"weight_scale: its number of rows must divide that of the weight, {len(weight)} (got "
+            f"shape {list(weight_scale.shape)})"
         )
     check_shape("x_scale", x_scale, (len(x), num_scales))
     for name, scale in (("x_scale", x_scale), ("weight_scale", weight_scale)):

@@ -155,7 +155,7 @@ class SlotWrites:
             return
         order = np.argsort(offsets)
         if (offsets[order][1:] < (offsets + sizes)[order][:-1]).any():
-            raise ValueError("writes: a value was set twice")
+            raise ValueError("writes: must not set a value twice")
         buffer = self._tables.buffer
         if device.runs_triton(buffer):
             _launch(buffer, offsets, sizes, values)
@@ -179,7 +179,8 @@ class SlotWrites:
         _check_range("slots", slots, 0, self._tables.num_slots - 1)
         if starts.min() < 0 or ends.max() > width or sizes.min() < 0:
             raise ValueError(
-                f"{name}: entries {starts.min()} to {ends.max()} exceed the table's {width}"
+                f"{name}: entries {starts.min()} to {ends.max()} exceed the width {width} of the "
+                "table"
             )
         table: Tensor = getattr(self._tables, name)
         offset = table.storage_offset() * table.itemsize // 4

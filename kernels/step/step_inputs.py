@@ -255,7 +255,7 @@ def _check(
     max_blocks = tables.max_blocks
     if max_blocks * block_size < tables.max_model_len:
         raise ValueError(
-            f"tables: {max_blocks} blocks of {block_size} tokens are too few for max_model_len "
+            f"tables: {max_blocks} blocks of {block_size} tokens cannot hold max_model_len, "
             f"{tables.max_model_len}"
         )
 

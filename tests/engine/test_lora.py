@@ -12,12 +12,15 @@ import torch
 from safetensors.torch import save_file
 
 from engine import LLM, SamplingParams
+from engine.checkpoint.hub import resolve_checkpoint
 from engine.errors import CheckpointError
 from tests.factories.adapters import write_adapter
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
 from tests.factories.greedy import VOCAB, GreedyReference, check_answer
+from tests.factories.paged_model import PagedModel
 from tests.factories.quantized import write_quantized
+from tests.factories.thread_ranks import ThreadGroup, ThreadGroups
 from tests.factories.tokenizers import byte_level_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -87,6 +90,22 @@ def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
     outputs = llm.generate([prompt for prompt, _ in drawn], PARAMS, use_tqdm=False)
     for output, (_, answer) in zip(outputs, drawn, strict=True):
         check_answer(output, answer)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_merge_an_adapter_as_one_process_does(case: str, tmp_path: Path) -> None:
+    write(tmp_path, *CASES[case])
+    folder = resolve_checkpoint(str(tmp_path / "adapter"), weights=True)
+    draw = random.Random(case)
+    token_ids = [draw.randrange(3, VOCAB) for _ in range(20)]
+    expected = PagedModel(folder).logits(token_ids)
+
+    def rank(group: ThreadGroup) -> torch.Tensor:
+        return PagedModel(folder, group=group).logits(token_ids)
+
+    for num_ranks in (2, 3):
+        logits, *_ = ThreadGroups(num_ranks).run(rank)
+        torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("tied", [False, True])

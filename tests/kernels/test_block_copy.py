@@ -179,10 +179,10 @@ def test_ids_of_no_block_are_refused_before_anything_is_copied() -> None:
     before = [cache.clone() for cache in caches]
     copier = BlockCopier(caches, random_caches(1, (16, 1, 64), torch.float16, pinned=True)[:2])
     for sources, destinations, message in (
-        ([1, 12], [2, 3], "sources: block 12 is not one of 12"),
-        ([1, 2], [-1, 3], "destinations: block -1"),
-        ([1, 2], [3, 3], "destinations: block 3 comes twice"),
-        ([1, 2], [3], "destinations: must be 2"),
+        ([1, 12], [2, 3], "sources: blocks must be 0 to 11"),
+        ([1, 2], [-1, 3], r"destinations: .*got -1"),
+        ([1, 2], [3, 3], "destinations: must not repeat a block"),
+        ([1, 2], [3], "destinations: must have 2 elements"),
         (torch.tensor([1.0]), [3], "sources: must be torch.int64"),
         (torch.tensor([[1]]), [3], "sources: must have shape"),
         (torch.tensor([1], device="meta"), [3], "sources: must be on cpu"),
@@ -197,13 +197,13 @@ def test_swapping_counts_the_blocks_of_either_side() -> None:
     caches = random_caches(1, (16, 1, 64), torch.float16)
     host = random_caches(1, (16, 1, 64), torch.float16, num_blocks=3, pinned=True)
     copier = BlockCopier(caches, host)
-    with pytest.raises(ValueError, match="destinations: block 3 is not one of 3"):
+    with pytest.raises(ValueError, match="destinations: blocks must be 0 to 2"):
         copier.swap_out([3], [3])
-    with pytest.raises(ValueError, match="sources: block 3 is not one of 3"):
+    with pytest.raises(ValueError, match="sources: blocks must be 0 to 2"):
         copier.swap_in([3], [3])
-    with pytest.raises(ValueError, match="host_caches: there are none"):
+    with pytest.raises(ValueError, match="host_caches: are required"):
         BlockCopier(caches).swap_out([1], [1])
-    with pytest.raises(ValueError, match="host_caches: there are none"):
+    with pytest.raises(ValueError, match="host_caches: are required"):
         BlockCopier(caches).swap_in([1], [1])
 
 
@@ -223,11 +223,11 @@ def test_wrong_caches_are_named() -> None:
         BlockCopier([first, second[:4]])
     with pytest.raises(ValueError, match=r"caches\[0\]: must have blocks of shape \[\]"):
         BlockCopier([first.flatten()])
-    with pytest.raises(ValueError, match=r"caches\[0\]: must begin at a multiple of 16 bytes"):
+    with pytest.raises(ValueError, match=r"caches\[0\]: the address and the size"):
         BlockCopier([first.flatten()[1:-63].view(-1, 64)])
     with pytest.raises(ValueError, match="got blocks of 14 bytes"):
         BlockCopier([first.flatten()[:70].view(-1, 7)])
-    with pytest.raises(ValueError, match="host_caches: must be 2, as many as caches"):
+    with pytest.raises(ValueError, match="host_caches: must have 2 elements"):
         BlockCopier([first, second], [first.cpu()])
     with pytest.raises(ValueError, match=r"host_caches\[0\]: must have blocks of shape"):
         BlockCopier([first], [first.cpu().view(-1, 32, 1, 32)])

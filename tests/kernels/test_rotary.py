@@ -116,9 +116,9 @@ def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         ("query", _ones(5, 6, 10, dtype=torch.int64), "query: must be"),
         ("query", _ones(5, 10), r"query: must have shape \[any, any, any\]"),
         ("query", _ones(5, 6, 9), "query: the last dimension must be even"),
-        ("query", _ones(5, 0, 10), "query: must have heads"),
+        ("query", _ones(5, 0, 10), "query: must have a dimension of heads"),
         ("query", _ones(5, 10, 6).mT, "query: .* side by side, each contiguous"),
-        ("key", _ones(5, 0, 10), "key: must have heads"),
+        ("key", _ones(5, 0, 10), "key: must have a dimension of heads"),
         ("query", _ones(5, 12, 10)[:, ::2], "query: the heads of a token must lie side by side"),
         ("key", _ones(4, 2, 10), r"key: must have shape \[5, any, 10\]"),
         ("key", _ones(5, 2, 10).half(), r"key: must be torch\.float32"),
@@ -144,8 +144,8 @@ def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         ("slot_mapping", _ones(6, dtype=torch.int64), "slot_mapping: must have shape"),
         ("slot_mapping", _ones(5, dtype=torch.int64).to("meta"), "slot_mapping: must be on"),
         ("slot_mapping", _ones(10, dtype=torch.int64)[::2], "slot_mapping: must be contiguous"),
-        ("key_scale", _ones(2), "key_scale: goes with float8 caches, and only with them"),
-        ("value_scale", _ones(2), "value_scale: goes with float8 caches"),
+        ("key_scale", _ones(2), "key_scale: is required with float8 caches"),
+        ("value_scale", _ones(2), "value_scale: is required with float8 caches"),
     ],
 )
 def test_wrong_arguments_are_named(name: str, wrong: Tensor, message: str) -> None:

@@ -112,8 +112,8 @@ def test_addresses_beyond_two_to_the_31() -> None:
 @pytest.mark.parametrize(
     ("name", "wrong", "message"),
     [
-        ("key_scale", None, "key_scale: goes with float8 caches"),
-        ("value_scale", None, "value_scale: goes with float8 caches"),
+        ("key_scale", None, "key_scale: is required with float8 caches"),
+        ("value_scale", None, "value_scale: is required with float8 caches"),
         ("key_scale", torch.ones(3, device=DEVICE), r"key_scale: must have shape \[2\]"),
         (
             "value_scale",

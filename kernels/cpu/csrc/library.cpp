@@ -88,7 +88,7 @@ class DecoderLayers : public torch::CustomClassHolder {
   // Returns the seconds of each part since the last call, summed over all calls of `forward`.
   c10::Dict<std::string, double> take_seconds() {
     c10::Dict<std::string, double> taken;
-    for (int64_t part = 0; part < kParts; ++part) {
+    for (int64_t part = 0; part < (ranks_ ? kParts : kSums); ++part) {
       taken.insert(kNames[part], seconds_[part]);
       seconds_[part] = 0.0;
     }

@@ -75,7 +75,7 @@ def test_no_tensor_of_another_device_is_served() -> None:
 @pytest.mark.parametrize(
     ("compiler", "message"),
     [
-        ("/no/such/g++", "there is no /no/such/g++"),
+        ("/no/such/g++", "compiler /no/such/g++ was not found"),
         ("false", "failed"),
         ("g++ '", "CXX: No closing quotation"),
     ],
@@ -99,7 +99,7 @@ def test_what_cannot_be_built_is_said(
 def test_an_empty_cxx_is_none(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", " ")
     monkeypatch.setattr(building.shutil, "which", lambda command: None)
-    with pytest.raises(building.BuildError, match=r"there is no g\+\+"):
+    with pytest.raises(building.BuildError, match=r"compiler g\+\+ was not found"):
         building.build(TARGETS[0])
 
 

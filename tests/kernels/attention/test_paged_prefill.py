@@ -271,8 +271,8 @@ def test_wrong_arguments_are_named() -> None:
     fails("key_cache: blocks must be", case=replace(case, key_cache=small, value_cache=small))
     fails("value_cache: must have shape", case=replace(case, value_cache=case.value_cache[1:]))
     fails("value_cache: must be torch", case=replace(case, value_cache=case.value_cache.half()))
-    fails("key_scale: goes with", key_scale=fp8.key_scale)
-    fails("value_scale: goes with", case=fp8, value_scale=None)
+    fails("key_scale: is required with", key_scale=fp8.key_scale)
+    fails("value_scale: is required with", case=fp8, value_scale=None)
     fails("key_scale: must have shape", case=fp8, key_scale=fp8.key_scale[:1])
     fails("key_scale: must be torch", case=fp8, key_scale=fp8.key_scale.half())
     tables = case.block_tables

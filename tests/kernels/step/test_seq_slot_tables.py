@@ -140,7 +140,7 @@ def test_a_value_set_twice_is_refused_and_discarded() -> None:
     writes = SlotWrites(tables)
     set_blocks(writes, 1, 0, [7, 8])
     set_blocks(writes, 1, 1, [9])
-    with pytest.raises(ValueError, match="a value was set twice"):
+    with pytest.raises(ValueError, match="must not set a value twice"):
         writes.apply()
     writes.apply()
     assert_tables_equal(tables, before)
@@ -178,7 +178,7 @@ def test_wrong_changes_are_named() -> None:
         ({"min_tokens": -1}, "min_tokens: must be 0"),
         ({"max_tokens": 0}, "max_tokens: must be 1"),
         ({"stop_token_ids": [1] * 5}, r"stop_token_ids: must have shape \[1, 4\]"),
-        ({"block_ids": [1] * 5}, "block_tables: entries 0 to 5 exceed the table's 4"),
+        ({"block_ids": [1] * 5}, "block_tables: entries 0 to 5 exceed the width 4"),
     ):
         with pytest.raises(ValueError, match=message):
             admit(writes, **changes)

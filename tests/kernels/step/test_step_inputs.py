@@ -254,7 +254,7 @@ def test_wrong_arguments_are_named() -> None:
         ((slots, ints(0, 9, 1, 9, 2)[::2], 2, 16), "query_start_loc: must be contiguous"),
         ((slots, starts, -1, 16), "num_tokens_padded: must not be negative"),
         ((slots, starts, 2, 0), "block_size: must be positive"),
-        ((slots, starts, 2, 8), "tables: 4 blocks of 8 tokens are too few for max_model_len 60"),
+        ((slots, starts, 2, 8), "tables: 4 blocks of 8 tokens cannot hold max_model_len, 60"),
     ):
         with pytest.raises(ValueError, match=message):
             prepare_inputs(tables, *arguments)
