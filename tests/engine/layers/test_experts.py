@@ -161,6 +161,16 @@ def test_no_tokens() -> None:
         assert form(*_inputs(0, torch.float32), _totals()).shape == (0, HIDDEN)
 
 
+@pytest.mark.parametrize("expert", [-2, NUM_EXPERTS])
+def test_packed_experts_index_just_outside_is_refused(expert: int) -> None:
+    """The kernel would read the weights of an expert that there is not."""
+    form = CpuPackedExperts(_plain(torch.float32))
+    x, chosen, weights = _inputs(3, torch.float32)
+    chosen[1, 2] = expert
+    with pytest.raises(ValueError, match="experts: must be from -1 to 5"):
+        form(x, chosen, weights, _totals())
+
+
 def test_wrong_arguments_are_named() -> None:
     form = CpuPackedExperts(_plain(torch.float32))
     x, chosen, weights = _inputs(3, torch.float32)

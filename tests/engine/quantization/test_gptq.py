@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError
+from engine.quantization.gptq import Gptq
 from tests.factories.families import FAMILIES
 from tests.factories.paged_model import PagedModel
 from tests.factories.quantized import write_quantized
@@ -41,3 +42,19 @@ def test_other_biases_that_the_model_has_no_place_for(value: float, tmp_path: Pa
     _add_biases(quantized, value)
     with pytest.raises(CheckpointError, match=r"proj\.bias: is not a tensor of this"):
         PagedModel(quantized)
+
+
+def test_zero_stored_as_all_bits_is_no_zero_at_all() -> None:
+    """The first version of the layout stores zeros less one: of 0 that is the largest."""
+    form = Gptq(4, 32, zero_offset=1, desc_act=False)
+    tensors = {
+        "qweight": torch.full((4, 8), 0x76543210, dtype=torch.int32),
+        "qzeros": torch.full((1, 1), -1, dtype=torch.int32),
+        "scales": torch.ones(1, 8),
+        "g_idx": torch.zeros(32, dtype=torch.int32),
+    }
+    expected = torch.arange(8.0).repeat(4).expand(8, 32)
+    assert torch.equal(form.dequantize(tensors), expected)
+    integers = form.integers(tensors)
+    assert integers is not None
+    assert torch.equal(integers.dequantized(), expected)

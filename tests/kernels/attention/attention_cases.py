@@ -102,7 +102,8 @@ def _fill(
     cache = _allocate(shape, dtype=dtype, device=DEVICE)
     for poisoned in (cache[:1], cache[lowest_block:]):
         poisoned.copy_(torch.full(poisoned.shape, float("nan")))
-    scale = None if dtype != FP8 else (torch.arange(heads, device=DEVICE) + 1.5) / 64
+    # Of keys and values, and of the heads, a different one each.
+    scale = None if dtype != FP8 else (torch.arange(heads, device=DEVICE) + 1.5 + seed % 2) / 64
     rows = cache.flatten(0, 1)
     dense = []
     for i, (length, first, slots) in enumerate(fills):

@@ -115,6 +115,21 @@ def test_the_servers_own(
     assert isinstance(caught.value, error) or answer.pieces
 
 
+@pytest.mark.parametrize(
+    ("figures", "size"), [("num_tokens=9", "9"), ("more_than=20", "more than 20")]
+)
+def test_error_prompt_too_long_is_in_anthropics_words(
+    gateway: str, triton: FakeTriton, figures: str, size: str
+) -> None:
+    refusal = (
+        f"text_input: no [code=context_length_exceeded param=text_input max_model_len=8 {figures}]"
+    )
+    triton.first = [Answer(error=(grpc.StatusCode.INVALID_ARGUMENT, refusal))]
+    reply = post(gateway, BODY)
+    assert reply.status == 400
+    assert reply.error["message"] == f"prompt is too long: {size} tokens > 8 maximum"
+
+
 def test_an_error_in_a_stream_is_its_last_event(gateway: str, triton: FakeTriton) -> None:
     triton.first = [Answer([Piece({0: "Hel"})], error_message="it broke")]
     reply = post(gateway, {**BODY, "stream": True})

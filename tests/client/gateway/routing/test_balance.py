@@ -50,6 +50,12 @@ def test_the_longest_prefix_wins_among_servers_with_as_much_to_do(
 
 
 @given(CHANCE)
+def test_choose_equal_prefixes_takes_the_less_loaded(chance: random.Random) -> None:
+    candidates = [Candidate(9, match=40), Candidate(4, match=40), Candidate(3, match=1)]
+    assert Balance().choose(candidates, 50, chance) == 1
+
+
+@given(CHANCE)
 def test_a_prompt_that_nobody_knows_goes_where_the_cache_has_more_room(
     chance: random.Random,
 ) -> None:

@@ -108,6 +108,22 @@ def test_a_newcomer_does_not_displace_a_higher_priority_nor_the_only_one() -> No
     assert scheduler.num_preemptions == 0
 
 
+def test_newcomer_every_tenant_has_one_preempts_none() -> None:
+    scheduler = make_scheduler(num_blocks=65)
+    oracle = PagedOracle(scheduler)
+    for uid in range(4):
+        scheduler.add([make_request(uid, [uid] * 5, tenant=str(uid), max_tokens=8)])
+    oracle.step()
+    newcomer = make_request(100, [9] * 5, tenant="few")
+    scheduler.add([newcomer])
+    for _ in range(4):
+        oracle.step()
+        assert share(scheduler) == {"0": 1, "1": 1, "2": 1, "3": 1}
+    oracle.run()
+    assert scheduler.num_preemptions == 0
+    check_output(newcomer)
+
+
 def test_a_search_that_has_begun_is_not_held_up() -> None:
     """Its beams keep their slots, and those that have none yet come before newcomers."""
     scheduler = make_scheduler(num_blocks=65)

@@ -53,6 +53,26 @@ def test_what_does_not_fit_is_not_looked_up_in_every_step(monkeypatch: pytest.Mo
     assert lookups == {1: 1, 2: 2, 3: 1}  # the second once more, after the first has ended
 
 
+def test_refused_prompt_another_sequence_ends_is_considered_again() -> None:
+    """No more blocks are free than when it was refused, but fewer are kept in reserve."""
+    scheduler = make_scheduler(num_blocks=9, enable_prefix_caching=False)
+    oracle = PagedOracle(scheduler)
+    long, short = make_request(1, range(4), max_tokens=24), make_request(2, range(3), max_tokens=7)
+    refused = make_request(3, range(10, 22), max_tokens=2)
+    for request in (long, short, refused):
+        scheduler.add([request])
+    num_free = None
+    while short.finish is None:
+        oracle.step()
+        num_free = num_free or scheduler.kv_cache.pool.num_free
+    assert scheduler.kv_cache.pool.num_free <= num_free
+    assert refused.times.first_scheduled is None
+    oracle.step()
+    assert refused.times.first_scheduled is not None
+    oracle.run()
+    check_output(refused)
+
+
 @pytest.mark.parametrize("num_blocks", [150, 220])
 def test_what_a_prefill_gives_back_behind_its_windows_lets_the_next_one_in(num_blocks: int) -> None:
     """The first sequence holds the tokens of a whole chunk in each window while it prefills."""

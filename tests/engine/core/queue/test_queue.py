@@ -150,6 +150,15 @@ def test_what_fits_into_free_slots_is_not_counted() -> None:
     assert [scheduler.waiting.load_without_slot(free) for free in range(9)] == expected
 
 
+def test_load_without_slot_forks_wait_leaves_their_slots_to_them() -> None:
+    scheduler = make_scheduler(max_num_seqs=1, num_blocks=32)
+    scheduler.add([make_request(1, range(6), index=i) for i in range(4)])
+    scheduler.add([make_request(2, range(7))])
+    PagedOracle(scheduler).step()
+    assert counts(scheduler) == (1, 7, 3)
+    assert [scheduler.waiting.load_without_slot(free) for free in (3, 4)] == [Load(1, 7), Load()]
+
+
 def test_limits_of_sequences_and_of_tokens() -> None:
     limits = QueueLimits(max_sequences=3, max_tokens=10)
     limits.check(Load(1, 4), Load(2, 6))

@@ -177,6 +177,33 @@ def test_a_stop_follows_the_request_that_it_stops(worker: Callable[..., Worker])
     assert idle.answered == [5]
 
 
+def test_stop_of_an_id_used_twice_follows_the_newest_request(
+    worker: Callable[..., Worker],
+) -> None:
+    """Also when the older one has been answered."""
+    busy = worker(5, 2**30)
+    started, go_on, passed = threading.Event(), threading.Event(), threading.Event()
+
+    def newest() -> None:
+        started.set()
+        assert go_on.wait(WAIT_S)
+        busy.answered.append(2)
+
+    busy.queue.put(lambda: busy.answered.append(1), 0, request_id="a")
+    busy.queue.put(newest, 2**20, request_id="a")  # large: small ones run beside it
+    busy.queue.put(passed.set, 0)
+    busy.go_on()
+    assert started.wait(WAIT_S)
+    assert passed.wait(WAIT_S)
+    busy.queue.put_after(lambda: busy.answered.append(3), "a")
+    passed.clear()
+    busy.queue.put(passed.set, 0)
+    assert passed.wait(WAIT_S)
+    go_on.set()
+    busy.close()
+    assert busy.answered == [1, 2, 3]
+
+
 def test_an_answered_request_is_not_kept() -> None:
     queue = TokenizerQueue(2)
     gone = threading.Event()

@@ -46,6 +46,17 @@ def test_where_nothing_is_told_a_window_of_messages_goes_in_each_interval() -> N
     assert delivery._LOST_S <= time.monotonic() - began < 10 * delivery._LOST_S
 
 
+def test_arrived_older_number_after_newer_one_keeps_the_room() -> None:
+    window = AckWindow()
+    told = fill(window)
+    window.arrived(told[-1])
+    window.arrived(told[0])
+    began = time.monotonic()
+    with patch.object(delivery, "_LOST_S", 10.0):
+        fill(window)
+        assert time.monotonic() - began < delivery._LOST_S
+
+
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=20))
 def test_no_news_lets_more_under_way_than_fit(news: list[int]) -> None:
     window = AckWindow()

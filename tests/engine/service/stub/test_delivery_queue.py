@@ -45,6 +45,18 @@ def test_what_is_put_while_a_sender_has_it_waits_again() -> None:
     assert not queue.take()
 
 
+def test_put_of_a_busy_stream_for_later_keeps_its_earlier_time() -> None:
+    queue, stream = DeliveryQueue(), new_stream()
+    queue.put([(stream, 0.0)])
+    assert queue.take() == [stream]
+    later = time.monotonic() + 10
+    queue.put([(stream, 0.0)])
+    queue.put([(stream, later)])
+    queue.done([stream])
+    assert queue.take() == [stream]
+    assert time.monotonic() < later
+
+
 def test_a_turn_comes_when_it_is_due_and_an_urgent_one_at_once() -> None:
     queue, stream, other = DeliveryQueue(), new_stream(), new_stream()
     began = time.monotonic()

@@ -205,6 +205,13 @@ def test_tokens_wait_while_they_may_become_a_stop_string(
     assert checker.finish() == 4
 
 
+def test_held_tokens_match_begins_anew_are_released_before_it(
+    byte_level: Detokenizer, letters: dict[str, int]
+) -> None:
+    checker = StopChecker(byte_level, [], StopAutomaton(["stop"]))
+    assert feed(checker, spell(letters, "sstst")) == [0, 1, 1, 3, 3]
+
+
 def test_nothing_waits_if_the_stop_string_is_kept(
     byte_level: Detokenizer, letters: dict[str, int]
 ) -> None:
