@@ -117,6 +117,7 @@ class EngineCore:
             self.tokenizer, config.reasoning_parser, config.tool_call_parser
         )
         processors = load_processors(ProcessorContext(self.tokenizer, model_spec.vocab_size))
+        self._ranks = ranks
         group = None if ranks is None else ranks.group
         loaded = load_model(
             config, checkpoint, model_spec, self._text_token_ids, on_progress, group
@@ -324,7 +325,8 @@ class EngineCore:
 
     def take_stats(self) -> Stats:
         """Return the counters since the last call, and the gauges now."""
-        return self._recorder.take(self.scheduler, self._runner.expert_counts())
+        waits = () if self._ranks is None else self._ranks.take_waits()
+        return self._recorder.take(self.scheduler, self._runner.expert_counts(), waits)
 
     def check_idle(self) -> None:
         """Assert, by counters alone, that no block is lost while there is no request."""

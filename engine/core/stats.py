@@ -135,11 +135,17 @@ class StatsRecorder:
             if request.finish_reason in ("stop", "length"):
                 self._observe_life(request)
 
-    def take(self, scheduler: Scheduler, expert_counts: NDArray[Any] | None = None) -> Stats:
+    def take(
+        self,
+        scheduler: Scheduler,
+        expert_counts: NDArray[Any] | None = None,
+        rank_waits_s: Sequence[float] = (),
+    ) -> Stats:
         """Return the counters since the last call, and the gauges of `scheduler`.
 
         Args:
             expert_counts: int64 [mixtures, experts], how often each expert has been chosen so far.
+            rank_waits_s: by rank, as in `Stats`.
         """
         totals = Counter(
             num_prompt_tokens=self._num_prompt_tokens,
@@ -163,6 +169,7 @@ class StatsRecorder:
                 for name, histogram in self._histograms.items()
                 if (delta := histogram.take()) is not None
             },
+            rank_waits_s=list(rank_waits_s),
             **deltas,
         )
 

@@ -130,3 +130,6 @@ class Ranks(Protocol):
 
     def lead(self, runner: Runner) -> Runner:
         """Return a runner that has the other ranks run each step with `runner`."""
+
+    def take_waits(self) -> list[float]:
+        """Return how many seconds each rank has waited for the others since the last call."""

@@ -230,6 +230,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     num_accepted_tokens: int = 0  # draft tokens that were accepted
     num_finished: dict[str, int] = {}  # by finish reason
     histograms: dict[str, HistogramDelta] = {}  # by name, those with observations
+    rank_waits_s: list[float] = []  # by rank, for the others within steps; empty for one process
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="engine_failed"):

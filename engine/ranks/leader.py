@@ -96,6 +96,7 @@ class Leader:
             self._ranks = [_Rank(rank, size, memory) for rank in range(1, size)]
         finally:
             os.close(memory)
+        self._waits = [0.0] * size
         self._readers = [
             threading.Thread(target=self._read, args=(rank,), name=rank.name, daemon=True)
             for rank in self._ranks
@@ -108,6 +109,12 @@ class Leader:
     def lead(self, runner: Runner) -> LeadingRunner:
         """Return rank 0's `runner`, which sends its steps to the others first."""
         return LeadingRunner(runner, self)
+
+    def take_waits(self) -> list[float]:
+        """Return how many seconds each rank has waited for the others since the last call."""
+        waits = [self.group.wait_seconds(), *(rank.wait_s for rank in self._ranks)]
+        taken, self._waits = self._waits, waits
+        return [now - before for now, before in zip(waits, taken, strict=True)]
 
     def send(self, schedule: SchedulerOutput) -> None:
         """Have all other ranks run a step.
@@ -160,8 +167,8 @@ class Leader:
                         rank.loaded.set()
                     case LoadFailed(error):
                         self._fail(TridentError.of(error))
-                    case Alive():
-                        pass
+                    case Alive(wait_s):
+                        rank.wait_s = wait_s
         except ChannelError:
             pass
         how, is_own_fault = rank.end()
@@ -232,6 +239,7 @@ class _Rank:
         channel: to it.
         loaded: whether it has loaded its part, or never will.
         num_signs: messages that it has sent.
+        wait_s: as it has reported.
     """
 
     def __init__(self, number: int, size: int, memory: int) -> None:
@@ -239,6 +247,7 @@ class _Rank:
         self.loaded = threading.Event()
         self.description = ""
         self.num_signs = 0
+        self.wait_s = 0.0
         ours, theirs = socket.socketpair()
         with theirs:
             try:

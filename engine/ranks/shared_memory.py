@@ -71,7 +71,7 @@ class SharedMemoryGroup:
         """Have all ranks that wait for another one, now or later, raise `RuntimeError`."""
         self.shared_sum.abort()
 
-    def take_wait_seconds(self) -> float:
-        """Return how long this rank has waited for others since the last call."""
-        seconds: float = self.shared_sum.take_wait_seconds()
+    def wait_seconds(self) -> float:
+        """Return how long this rank has waited for others; callable from any thread."""
+        seconds: float = self.shared_sum.wait_seconds()
         return seconds

@@ -52,7 +52,13 @@ class LoadFailed(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 class Alive(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """The rank is alive; sent every `ALIVE_INTERVAL_S`."""
+    """The rank is alive; sent every `ALIVE_INTERVAL_S`.
+
+    Attributes:
+        wait_s: how long it has waited for other ranks within steps, since it started.
+    """
+
+    wait_s: float
 
 
 class Step(msgspec.Struct, tag=True, frozen=True, array_like=True):

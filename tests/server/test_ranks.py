@@ -19,6 +19,7 @@ from engine import LLM, SamplingParams
 from engine.launch.server import TritonServer
 from tests.server.caller import Caller, InferError
 from tests.server.engine_process import engine_process
+from tests.server.scraping import scrape
 from tests.waiting import eventually
 
 PROMPT = "to be or not to be"
@@ -84,6 +85,10 @@ def test_ranks_answer_as_one_process_does(
     [result] = llm.generate(PROMPT, sampling, use_tqdm=False)
     assert caller.text(**inputs(TOKENS)) == result.outputs[0].text
     assert "rank 1: " in server.log
+    for rank in range(2):
+        assert eventually(lambda rank=rank: scrape(server)[f"rank_up {rank}"] == 1)
+        name = f"rank_sum_wait_seconds_total {rank}"
+        assert eventually(lambda name=name: scrape(server)[name] > 0)
 
 
 @pytest.mark.parametrize(

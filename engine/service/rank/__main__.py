@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from engine.config.engine_config import EngineConfig
 from engine.errors import TridentError
@@ -43,10 +44,9 @@ def main() -> None:
     arguments = parser.parse_args()
     configure()
     channel: Channel[FromRank, ToRank] = Channel(socket.socket(fileno=arguments.fd), ToRank)
-    threading.Thread(target=_stay_alive, args=(channel,), name="alive", daemon=True).start()
     status = 0
     try:
-        _run(channel, arguments)
+        _run(channel, AliveSender(channel), arguments)
     except OSError:  # rank 0 has gone
         pass
     except Exception:
@@ -56,7 +56,30 @@ def main() -> None:
     os._exit(status)  # without waiting for daemon threads or the teardown of torch
 
 
-def _run(channel: Channel[FromRank, ToRank], arguments: argparse.Namespace) -> None:
+class AliveSender:
+    """Sends `Alive` every `ALIVE_INTERVAL_S`, from its own thread; ends the process with rank 0.
+
+    Attributes:
+        wait_seconds: returns how long this rank has waited for others.
+    """
+
+    def __init__(self, channel: Channel[FromRank, ToRank]) -> None:
+        self.wait_seconds: Callable[[], float] = lambda: 0.0
+        self._channel = channel
+        threading.Thread(target=self._run, name="alive", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._channel.send(Alive(self.wait_seconds()))
+                time.sleep(ALIVE_INTERVAL_S)
+        except OSError:
+            os._exit(0)  # rank 0 has gone
+
+
+def _run(
+    channel: Channel[FromRank, ToRank], alive: AliveSender, arguments: argparse.Namespace
+) -> None:
     first = channel.receive()
     if first is None:
         return
@@ -79,6 +102,7 @@ def _run(channel: Channel[FromRank, ToRank], arguments: argparse.Namespace) -> N
             patience_s=config.heartbeat_timeout_s,
         )
         os.close(arguments.memory)
+        alive.wait_seconds = group.wait_seconds
         checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
         spec = read_model_spec(checkpoint, config.hf_overrides)
         loaded = load_model(config, checkpoint, spec, list, lambda text: None, group)
@@ -96,15 +120,6 @@ def _run(channel: Channel[FromRank, ToRank], arguments: argparse.Namespace) -> N
         assert isinstance(message, Step)
         runner.forward(decode_step(message))
         runner.sample(NO_SAMPLING)
-
-
-def _stay_alive(channel: Channel[FromRank, ToRank]) -> None:
-    try:
-        while True:
-            channel.send(Alive())
-            time.sleep(ALIVE_INTERVAL_S)
-    except OSError:
-        os._exit(0)  # rank 0 has gone
 
 
 if __name__ == "__main__":

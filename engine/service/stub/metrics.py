@@ -259,6 +259,19 @@ class EngineMetrics:
         }
         self._cache: Metric | None = None
         self._up = board.gauge("trident:engine_up", "Whether the engine takes requests, 0 or 1.")
+        ranks = config.tensor_parallel_size if config.tensor_parallel_size > 1 else 0
+        self._ranks_up = [
+            board.gauge("trident:rank_up", "Whether the rank computes, 0 or 1.", rank=str(rank))
+            for rank in range(ranks)
+        ]
+        self._rank_waits = [
+            board.counter(
+                "trident:rank_sum_wait_seconds_total",
+                "Seconds that the rank has waited for others within steps.",
+                rank=str(rank),
+            )
+            for rank in range(ranks)
+        ]
         self._restarts = board.counter(
             "trident:engine_restarts_total", "Restarts of the engine process."
         )
@@ -273,10 +286,13 @@ class EngineMetrics:
             self._add(self._finished[reason], count)
         for name, delta in stats.histograms.items():
             self._histograms[name].add(delta)
+        for counter, wait_s in zip(self._rank_waits, stats.rank_waits_s, strict=False):
+            self._add(counter, wait_s)
 
     def engine_up(self, ready: Ready) -> None:
         """Publish that requests are served, and the KV cache, in the labels of a metric."""
-        self._board.set(self._up, 1)
+        for gauge in (self._up, *self._ranks_up):
+            self._board.set(gauge, 1)
         labels = {
             "block_size": str(ready.block_size),
             "num_gpu_blocks": str(ready.num_blocks),
@@ -292,7 +308,7 @@ class EngineMetrics:
 
     def engine_down(self) -> None:
         """Publish that no request is served now."""
-        for gauge in (self._up, *self._gauges.values()):
+        for gauge in (self._up, *self._ranks_up, *self._gauges.values()):
             self._board.set(gauge, 0)
 
     def engine_restarted(self) -> None:

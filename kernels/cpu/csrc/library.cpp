@@ -486,7 +486,7 @@ TORCH_LIBRARY(trident_cpu, m) {
       .def("share", &trident::SharedSum::share)
       .def("all", &trident::SharedSum::all)
       .def("abort", &trident::SharedSum::abort)
-      .def("take_wait_seconds", &trident::SharedSum::take_wait_seconds);
+      .def("wait_seconds", &trident::SharedSum::wait_seconds);
   m.class_<trident::DecoderLayers>("DecoderLayers")
       .def(torch::init<int64_t, int64_t, int64_t, double, bool, bool>())
       .def("sum_over", &trident::DecoderLayers::sum_over)

@@ -11,7 +11,6 @@
 #include <ctime>
 #include <cstring>
 #include <limits>
-#include <utility>
 
 #include "kernels.h"
 #include "projection.h"
@@ -93,8 +92,8 @@ void SharedSum::abort() {
   }
 }
 
-double SharedSum::take_wait_seconds() {
-  return std::exchange(waited_s_, 0.0);
+double SharedSum::wait_seconds() const {
+  return waited_s_.load();
 }
 
 namespace {
@@ -146,7 +145,7 @@ void SharedSum::wait_for(int64_t rank, uint32_t value, bool is_done, double pati
   const auto begin = Clock::now();
   const bool has_come = wait_until(flag, value, header_->is_aborted, begin, patience_s);
   const std::chrono::duration<double> waited = Clock::now() - begin;
-  waited_s_ += waited.count();
+  waited_s_.store(waited_s_.load() + waited.count());
   TORCH_CHECK(
       has_come, "rank ", rank, " did not come to exchange ", value, " of the model's ranks within ",
       patience_s, " s");

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/custom_class.h>
 
+#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -43,8 +44,8 @@ class SharedSum : public torch::CustomClassHolder {
   // Ends all waiting, here and at the other ranks, which throw.
   void abort();
 
-  // Seconds that calls have waited for other ranks since the last call.
-  double take_wait_seconds();
+  // Seconds that all calls so far have waited for other ranks.
+  double wait_seconds() const;
 
  private:
   struct Header;
@@ -58,7 +59,8 @@ class SharedSum : public torch::CustomClassHolder {
   void wait_for(int64_t rank, uint32_t value, bool is_done, double patience_s);
 
   int64_t rank_, size_;
-  double patience_s_, waited_s_ = 0.0;
+  double patience_s_;
+  std::atomic<double> waited_s_ = 0.0;  // written by the one thread that makes exchanges
   uint32_t number_ = 0;  // of the present exchange
   char* memory_;
   Header* header_;

@@ -78,8 +78,8 @@ class FakeMetric:
         self._server.write(self._key, value)
 
 
-def make(server: FakeServer, interval_s: float = 0.0) -> EngineMetrics:
-    config = EngineConfig(model="m")
+def make(server: FakeServer, interval_s: float = 0.0, num_ranks: int = 1) -> EngineMetrics:
+    config = EngineConfig(model="m", tensor_parallel_size=num_ranks)
     return EngineMetrics(
         config, server.family(), model="engine", version="1", interval_s=interval_s
     )
@@ -173,6 +173,27 @@ def test_the_death_of_the_engine() -> None:
     assert server.value("vllm:request_success_total", finished_reason="error") == 5
     for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         assert server[f"vllm:{gauge}"] == 0
+
+
+def test_ranks_are_up_with_the_engine_and_their_waits_add_up() -> None:
+    server = FakeServer()
+    metrics = make(server, num_ranks=2)
+    metrics.engine_up(READY)
+    for _ in range(2):
+        metrics.update(Stats(0, 0, 0.0, rank_waits_s=[0.5, 0.25]))
+    metrics.close()
+    assert [server.value("trident:rank_up", rank=rank) for rank in "01"] == [1, 1]
+    waits = [server.value("trident:rank_sum_wait_seconds_total", rank=rank) for rank in "01"]
+    assert waits == [1.0, 0.5]
+
+
+def test_ranks_are_down_with_the_engine() -> None:
+    server = FakeServer()
+    metrics = make(server, num_ranks=2)
+    metrics.engine_up(READY)
+    metrics.engine_down()
+    metrics.close()
+    assert [server.value("trident:rank_up", rank=rank) for rank in "01"] == [0, 0]
 
 
 def test_refusals_count_by_reason() -> None:
