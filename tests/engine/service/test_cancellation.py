@@ -57,6 +57,21 @@ def test_no_question_is_asked_once_a_request_is_forgotten() -> None:
     poller.close()
 
 
+def test_poller_check_that_fails_is_logged_once_and_stops_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    heard: queue.Queue[int] = queue.Queue()
+    rounds = iter(range(1, 100))
+    poller = CancelPoller(heard.put)
+    poller.watch(1, lambda: bool(1 // 0))
+    poller.watch(2, lambda: next(rounds) == 3)
+    assert heard.get(timeout=60) == 2
+    poller.close()
+    assert [record.message for record in caplog.records] == [
+        "request 1 cannot be asked whether it was cancelled"
+    ]
+
+
 @pytest.mark.parametrize("num_requests", [0, 1, 10, 100, 256, 4096])
 def test_check_interval_many_requests_bounds_the_checks_of_all(num_requests: int) -> None:
     """4,096 requests every 50 ms would be 82,000 round trips per second."""

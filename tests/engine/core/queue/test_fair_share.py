@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.queue.queue_limits import Load, QueueLimits
+from engine.core.queue.tenant_shares import TenantShares
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler, check_integrity
 from engine.errors import QueueFullError
@@ -155,6 +156,19 @@ def test_one_search_after_another_does_not_keep_a_newcomer_out() -> None:
     assert [uid for uid in range(3) if uid in scheduler.unfinished] == [1, 2]
     oracle.run()
     check_output(newcomer)
+
+
+def test_shares_of_very_many_tenants_forget_whose_turn_was_longest_ago() -> None:
+    shares = TenantShares()
+    tenants = [str(number) for number in range(4100)]
+    for tenant in tenants:
+        shares.begin(tenant)
+        shares.end(tenant)
+        shares.changed.clear()
+    assert shares.of(tenants[3]) == shares.of("who has never come") == (0, 0)
+    assert shares.of(tenants[4]) == (0, 5)
+    shares.begin("one more")
+    assert shares.changed == {tenants[4], "one more"}  # for the waiting queues to read anew
 
 
 def test_a_full_queue_takes_a_request_of_who_has_less_in_it() -> None:
