@@ -189,11 +189,13 @@ class AsyncTransport:
             self._open = _Open(_channel(self._session.connection), loop)
         if self._open.process != os.getpid():
             raise ConfigurationError(
-                "make another one here", param="the client was used before this process was forked"
+                "make a new client in this process",
+                param="the client was used before this process was forked",
             )
         if self._open.loop is not loop:
             raise ConfigurationError(
-                "make one for each loop", param="the client is in use by another event loop"
+                "make a client for each event loop",
+                param="the client is in use by another event loop",
             )
         return self._open
 

@@ -21,17 +21,20 @@ COMMANDS = {
     ),
     "demo": (
         "client.commands.demo",
-        "Start the server on the bundled model and ask it several questions.",
+        "Start the server on the bundled model and ask it several questions at once.",
     ),
-    "run": ("client.commands.run", "Print what the model answers to a prompt, as it comes."),
-    "chat": ("client.commands.chat", "Talk with the model: Ctrl-C stops an answer, Ctrl-D ends."),
+    "run": ("client.commands.run", "Print the model's answer to a prompt as it is generated."),
+    "chat": (
+        "client.commands.chat",
+        "Chat with the model: Ctrl-C stops an answer, Ctrl-D ends the chat.",
+    ),
     "health": (
         "client.commands.health",
-        "Say whether the server is well; exit status 1 if it is not.",
+        "Check the health of the server; exit status 1 if it is not healthy.",
     ),
     "bench": (
         "client.bench.cli",
-        "Measure servers under load, beside each other, and what the stages cost.",
+        "Load-test servers side by side, and measure what each stage costs.",
     ),
 }
 
@@ -94,7 +97,7 @@ def main() -> None:
         if not isinstance(error, _expected_errors()):
             raise
         is_away = isinstance(error, ConnectError)
-        todo = " (trident serve starts one; --url says where it is)" if is_away else ""
+        todo = " (trident serve starts a server; --url gives the address of one)" if is_away else ""
         _complain(f"trident: {error}{todo}", style="red")
         if hint := getattr(error, "hint", ""):
             _complain(f"  {hint}")

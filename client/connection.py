@@ -140,7 +140,9 @@ def _credentials(ssl: SSLOptions | None) -> grpc.ChannelCredentials | None:
     if ssl is None:
         return None
     if (ssl.private_key is None) != (ssl.certificate_chain is None):
-        raise ConfigurationError("private_key and certificate_chain go together", param="ssl")
+        raise ConfigurationError(
+            "private_key and certificate_chain must be given together", param="ssl"
+        )
     return grpc.ssl_channel_credentials(
         _content("root_certificates", ssl.root_certificates),
         _content("private_key", ssl.private_key),
@@ -181,8 +183,12 @@ def _headers(headers: Mapping[str, str]) -> Headers:
     lowered = tuple((name.lower(), value) for name, value in headers.items())
     for name, value in lowered:
         if not _HEADER_NAME.fullmatch(name) or name.endswith("-bin"):
-            raise ConfigurationError(f"{name!r} is not the name of a text header", param="headers")
+            raise ConfigurationError(
+                f"{name!r} is not a valid name of a text header", param="headers"
+            )
         if not _HEADER_VALUE.fullmatch(value):
             # Not the value itself: it may be a key.
-            raise ConfigurationError(f"the value of {name} is not visible ASCII", param="headers")
+            raise ConfigurationError(
+                f"the value of {name} must be visible ASCII characters", param="headers"
+            )
     return lowered

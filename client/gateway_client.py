@@ -127,7 +127,7 @@ class GatewayClient:
                 if "error" in event:
                     raise from_openai(event["error"])
                 yield event
-        raise UnavailableError("the server ended the answer before it was complete")
+        raise UnavailableError("the server ended the answer before it was complete; try again")
 
     def _ask(
         self, method: str, path: str, body: bytes | None, deadline: _Deadline
@@ -155,8 +155,8 @@ class GatewayClient:
                 # Not what it said, which may be binary; an empty answer is an `OSError` too.
                 if isinstance(error, BadStatusLine) and not isinstance(error, OSError):
                     raise ServerError(
-                        f"{self._address.name} does not answer in HTTP: the port of gRPC is given "
-                        "as host:port, without http://"
+                        f"{self._address.name} does not answer in HTTP: for the gRPC port give "
+                        "host:port, without http://"
                     ) from None
                 what = str(error) or type(error).__name__
                 raise UnavailableError(

@@ -44,7 +44,7 @@ class HTTPAddress:
         self.path = parts.path.rstrip("/").removesuffix("/v1")
         is_secure = parts.scheme.lower() == "https"
         if ssl and not is_secure:
-            raise ConfigurationError(f"{url!r}: has no TLS; give https://host:port", param="url")
+            raise ConfigurationError(f"{url!r}: must be https://host:port to use TLS", param="url")
         self._host, self._port = parts.hostname, port or (443 if is_secure else 80)
         self.name = f"{self._host}:{self._port}"
         options = ssl if isinstance(ssl, SSLOptions) else SSLOptions()
@@ -94,7 +94,9 @@ class _TLSConnection(HTTPConnection):
 
 def _context(options: SSLOptions) -> tls.SSLContext:
     if (options.private_key is None) != (options.certificate_chain is None):
-        raise ConfigurationError("private_key and certificate_chain go together", param="ssl")
+        raise ConfigurationError(
+            "private_key and certificate_chain must be given together", param="ssl"
+        )
     try:
         context = tls.create_default_context(cafile=options.root_certificates)
         if options.certificate_chain is not None:

@@ -191,7 +191,7 @@ def _prompt(
     chat_parameters: Mapping[str, Any] | None,
 ) -> list[Tensor]:
     if (prompt is None) == (messages is None):
-        raise InvalidRequestError("give either a prompt or messages")
+        raise InvalidRequestError("give either a prompt or messages, not both or none")
     if messages is None:
         if chat_parameters is not None:
             raise InvalidRequestError("needs messages", param="chat_parameters")

@@ -237,7 +237,7 @@ class Transport:
                 weakref.finalize(self, self._open.end)  # the end of the program is one of its times
             if self._open.process != os.getpid():
                 raise ConfigurationError(
-                    "make another one here",
+                    "make a new client in this process",
                     param="the client was used before this process was forked",
                 )
             return self._open

@@ -11,7 +11,7 @@ from client.bench.options import Options
 from engine.console import Console
 
 app = typer.Typer(
-    help="Measure servers under load, beside each other, and what the stages cost.",
+    help="Load-test servers side by side, and measure what each stage costs.",
     rich_markup_mode=None,
 )
 
@@ -51,8 +51,8 @@ app.callback(invoke_without_command=True)(load)
 
 @app.command()
 def diff(
-    before: Annotated[Path, typer.Argument(help="What --json wrote.")],
-    after: Annotated[Path, typer.Argument(help="What it wrote of another run.")],
+    before: Annotated[Path, typer.Argument(help="Results file that --json wrote.")],
+    after: Annotated[Path, typer.Argument(help="Results file of the run to compare with it.")],
 ) -> None:
     """Compare two saved runs, and say which differences are more than noise."""
     from client.bench.report.tables import differences

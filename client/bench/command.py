@@ -67,7 +67,7 @@ def workloads(options: Options) -> list[Workload]:
         count = options.requests or int(more)
         found.append(replace(base, name=f"{each:g} streams", concurrency=int(each), sessions=count))
     if not found:
-        raise BenchError("--workload, --concurrency, --rate or --trace: give one of them")
+        raise BenchError("--workload, --concurrency, --rate or --trace: give only one of them")
     return [in_small(each) for each in found] if options.tiny else found
 
 
@@ -91,7 +91,7 @@ def servers(options: Options, model: Path) -> tuple[list[Server], list[Server]]:
         ]
     ways = options.through.split(",")
     if unknown := [way for way in ways if way not in WAYS]:
-        raise BenchError(f"--through: {unknown[0]!r} is none of {', '.join(WAYS)}")
+        raise BenchError(f"--through: {unknown[0]!r} is unknown; known are {', '.join(WAYS)}")
     others = variants(options.trident or [], taken=[TRIDENT])
     names = [TRIDENT if len(ways) == 1 else f"{TRIDENT}-{way}" for way in ways]
     tridents = [
@@ -101,7 +101,9 @@ def servers(options: Options, model: Path) -> tuple[list[Server], list[Server]]:
     peers = commands(options.peer or [], taken=[*names, *others])
     for batching in filter(None, options.baseline.split(",")):
         if batching not in _BATCHINGS:
-            raise BenchError(f"--baseline: {batching!r} is none of {', '.join(_BATCHINGS)}")
+            raise BenchError(
+                f"--baseline: {batching!r} is unknown; known are {', '.join(_BATCHINGS)}"
+            )
         peers[f"transformers, {batching}"] = [
             *(sys.executable, "-P", "-m", "client.bench.servers.baseline"),
             *("{model}", "--port", "{port}", "--batching", batching),
@@ -113,7 +115,7 @@ def bounds(options: Options) -> Bounds:
     """Return what goodput demands."""
     found = numbers("--goodput", options.goodput)
     if len(found) != 2:
-        raise BenchError(f"--goodput: must be two numbers (got {options.goodput!r})")
+        raise BenchError(f"--goodput: must be two numbers, such as 2,0.2 (got {options.goodput!r})")
     return Bounds(*found)
 
 

@@ -28,7 +28,7 @@ def command(
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
 ) -> None:
-    """Talk with the model: Ctrl-C stops an answer, Ctrl-D ends."""
+    """Chat with the model: Ctrl-C stops an answer, Ctrl-D ends the chat."""
     import readline  # noqa: F401 (gives input() editing and history)
 
     require_standard_input()

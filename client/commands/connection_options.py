@@ -24,7 +24,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         envvar="TRIDENT_URL",
-        help="host:port of a server's gRPC, or http://host:port of a gateway.",
+        help="Server address: host:port of its gRPC service, or http://host:port of a gateway.",
     ),
 ]
 APIKey = Annotated[
@@ -32,45 +32,54 @@ APIKey = Annotated[
     typer.Option(
         "--api-key",
         envvar="TRIDENT_API_KEY",
-        help="Key for a gateway, or several of which the first is used.",
+        help="API key for the gateway; of several, the first is used.",
         show_default=False,
     ),
 ]
 ServedName = Annotated[
     str,
     typer.Option(
-        "--served-model-name", envvar="TRIDENT_SERVED_MODEL_NAME", help="The model's name there."
+        "--served-model-name",
+        envvar="TRIDENT_SERVED_MODEL_NAME",
+        help="Name of the model on the server.",
     ),
 ]
-TLS = Annotated[bool, typer.Option("--tls", envvar="TRIDENT_TLS", help="Speak TLS.")]
+TLS = Annotated[bool, typer.Option("--tls", envvar="TRIDENT_TLS", help="Use TLS.")]
 TLSAuthorities = Annotated[
     Path | None,
     typer.Option(
         "--tls-ca",
         envvar="TRIDENT_TLS_CA",
-        help="Authorities that the server's certificate may come from (PEM); implies --tls.",
+        help="CA certificates to verify the server with (PEM); implies --tls.",
     ),
 ]
 TLSCertificate = Annotated[
     Path | None,
     typer.Option(
-        "--tls-cert", envvar="TRIDENT_TLS_CERT", help="Our certificate, if the server wants one."
+        "--tls-cert",
+        envvar="TRIDENT_TLS_CERT",
+        help="Client certificate (PEM), if the server requires one.",
     ),
 ]
 TLSKey = Annotated[
-    Path | None, typer.Option("--tls-key", envvar="TRIDENT_TLS_KEY", help="The key of it.")
+    Path | None,
+    typer.Option(
+        "--tls-key", envvar="TRIDENT_TLS_KEY", help="Private key of the client certificate (PEM)."
+    ),
 ]
 TLSName = Annotated[
     str | None,
     typer.Option(
         "--tls-name",
         envvar="TRIDENT_TLS_NAME",
-        help="Name in the server's certificate, if the address has another.",
+        help="Name to expect in the server's certificate, if it differs from the address.",
     ),
 ]
 Header = Annotated[
     list[str] | None,
-    typer.Option("--header", metavar="NAME=VALUE", help="Sent with each call; repeatable."),
+    typer.Option(
+        "--header", metavar="NAME=VALUE", help="Header to send with each request; repeatable."
+    ),
 ]
 
 
@@ -105,7 +114,7 @@ def access(
     """
     # Here by the names of the options; the client has those of its arguments.
     if (tls_cert is None) != (tls_key is None):
-        raise ConfigurationError("--tls-cert and --tls-key go together")
+        raise ConfigurationError("--tls-cert and --tls-key must be given together")
     for option, path in (("--tls-ca", tls_ca), ("--tls-cert", tls_cert), ("--tls-key", tls_key)):
         try:
             if path is not None:

@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def command() -> None:
-    """Start the server on the bundled model and ask it several questions."""
+    """Start the server on the bundled model and ask it several questions at once."""
     raise typer.Exit(run(Console()))
 
 

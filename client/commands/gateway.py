@@ -23,65 +23,78 @@ def command(
         list[str] | None,
         typer.Option(
             envvar="TRIDENT_URL",
-            help="gRPC address of a server, host:port; repeatable. [default: localhost:8001]",
+            help="Address of a Triton server's gRPC service, host:port; repeatable. [default: "
+            "localhost:8001]",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on: 0.0.0.0 for those of all networks.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all networks.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = DEFAULT_PORT,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that serve it.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     model_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="Name that clients call the model by; repeatable. [default: its name there]"
+            help="Model name that clients use in requests; repeatable. [default: the model's name "
+            "on the server]"
         ),
     ] = None,
     triton_metrics_url: Annotated[
         list[str] | None,
         typer.Option(
-            help="host:port of the server's metrics, to be shown in /metrics too; "
-            "one for each --triton-url, in their order."
+            help="host:port of a server's metrics, which /metrics of the gateway then includes; "
+            "one for each --triton-url, in the same order."
         ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(envvar="TRIDENT_API_KEY", help="Key that lets its holder in; repeatable."),
+        typer.Option(envvar="TRIDENT_API_KEY", help="API key that clients may use; repeatable."),
     ] = None,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
-            envvar="TRIDENT_API_KEY_FILE", help="Tenants, hashes of their keys, limits (TOML)."
+            envvar="TRIDENT_API_KEY_FILE",
+            help="TOML file of tenants, hashes of their API keys, and their limits.",
         ),
     ] = None,
     tenant_key: Annotated[
         str | None,
         typer.Option(
             envvar="TRIDENT_TENANT_KEY",
-            help="The servers' setting tenant_key, with which they take the keys' tenants apart.",
+            help="Value of the servers' setting tenant_key; servers then schedule the tenants of "
+            "the API keys fairly.",
         ),
     ] = None,
     allowed_origin: Annotated[
         list[str] | None,
-        typer.Option(help="Web site whose pages may call the gateway (CORS); repeatable."),
+        typer.Option(
+            help="Origin of a web site whose pages may call the gateway (CORS); repeatable."
+        ),
     ] = None,
     max_stored_responses: Annotated[
         int,
-        typer.Option(min=0, help="Responses of each tenant that are kept for `store`; 0: none."),
+        typer.Option(min=0, help="Number of responses per tenant that `store` keeps; 0: none."),
     ] = GatewaySettings.max_stored_responses,
     max_stored_bytes: Annotated[
-        int, typer.Option(min=0, help="Bytes of them together, of each tenant.")
+        int, typer.Option(min=0, help="Bytes of stored responses per tenant.")
     ] = GatewaySettings.max_stored_bytes,
     shutdown_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds that answers in flight have when it is stopped.")
+        float,
+        typer.Option(
+            min=0, help="Seconds that answers in flight get to finish when the gateway is stopped."
+        ),
     ] = GatewaySettings.shutdown_timeout_s,
     ssl_certfile: Annotated[
-        Path | None, typer.Option(help="The gateway's own certificate (PEM), for HTTPS.")
+        Path | None, typer.Option(help="Certificate of the gateway (PEM), for HTTPS.")
     ] = None,
-    ssl_keyfile: Annotated[Path | None, typer.Option(help="The key of it.")] = None,
+    ssl_keyfile: Annotated[
+        Path | None, typer.Option(help="Private key of the certificate (PEM).")
+    ] = None,
     cache_threshold: Annotated[
         float,
-        typer.Option(help="Share of a prompt that must be cached to decide."),
+        typer.Option(
+            help="Share of a prompt that a server must have cached (0 to 1) to be chosen for it."
+        ),
     ] = _BALANCE.cache_threshold,
     balance_abs_threshold: Annotated[
         int,

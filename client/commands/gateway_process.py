@@ -203,17 +203,19 @@ def gateway_endpoint(
         return None
     leave_out = f"--openai-port {OFF} leaves the gateway out"
     if "grpc" not in server.endpoints:
-        raise ServerStartError("the gateway needs the gRPC service, which is off", leave_out)
+        raise ServerStartError(
+            "the gateway needs the gRPC service, which is switched off", leave_out
+        )
     if missing := [name for name in _tls_variables(server) if not environ.get(name)]:
         raise ServerStartError(
-            f"gRPC has TLS, and the gateway is a client of it: set {' and '.join(missing)} "
-            "(and TRIDENT_TLS_NAME, if the certificate is not for its address)",
+            f"gRPC has TLS, and the gateway is a client of it: set {' and '.join(missing)} (and "
+            "TRIDENT_TLS_NAME, if the certificate is for a name other than its address)",
             leave_out,
         )
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ServerStartError(f"--openai-port must be a port number or {OFF} (got {port!r})")
     if any(len(key.split()) != 1 for key in options.api_keys):
-        raise ServerStartError("--api-key must not be empty or have spaces in it")
+        raise ServerStartError("--api-key must not be empty or contain spaces")
     others = [each.port for each in server.endpoints.values()]
     return Endpoint("openai", options.host, int(port) or pick_free(1, taken=others)[0])
 

@@ -18,11 +18,13 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def command(
     client: ClientProtocol,
     generate: Annotated[
-        bool, typer.Option("--generate", help="Generate a token, through all stages.")
+        bool, typer.Option("--generate", help="Also generate one token, to check all stages.")
     ] = False,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for all of it.")] = 10,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Time limit of the whole check, in seconds.")
+    ] = 10,
 ) -> None:
-    """Say whether the server is well; exit status 1 if it is not."""
+    """Check the health of the server; exit status 1 if it is not healthy."""
     typer.echo(check(client, generate=generate, timeout=timeout))
 
 
@@ -56,5 +58,7 @@ def _generated(client: ClientProtocol, deadline: float) -> str:
     except QueueFullError:
         return ", the queue is full"
     if not answer.num_output_tokens:
-        raise UnavailableError(f"no token came: the request ended with {answer.finish_reason!r}")
+        raise UnavailableError(
+            f"no token was generated: the request ended with {answer.finish_reason!r}"
+        )
     return f", a token took {time.monotonic() - started:.2f} s"

@@ -35,7 +35,7 @@ class LazyCommand(TyperCommand):
             app: typer.Typer = import_module(self._module).app
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                f"trident {self.name} needs the Python package {error.name}, which is missing here"
+                f"trident {self.name} needs the Python package {error.name}, which is not installed"
             ) from None
         command = typer.main.get_command(app)
         return command.make_context(info_name, args, parent, **extra)

@@ -34,11 +34,12 @@ def command(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="The question, or with --raw the text to go on; - or nothing reads standard input."
+            help="The question, or with --raw the text to continue; - or no argument reads "
+            "standard input."
         ),
     ] = None,
     chat: Annotated[
-        bool, typer.Option("--chat/--raw", help="Through the model's chat template, or not.")
+        bool, typer.Option("--chat/--raw", help="Whether to apply the model's chat template.")
     ] = True,
     system: System = "",
     max_tokens: MaxTokens = 256,
@@ -46,12 +47,13 @@ def command(
     seed: Seed = None,
     stop: Stop = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="Seconds for the whole answer; default: no limit.")
+        float | None,
+        typer.Option(min=0, help="Time limit of the whole answer, in seconds; default: none."),
     ] = None,
 ) -> None:
-    """Print what the model answers to a prompt, as it comes."""
+    """Print the model's answer to a prompt as it is generated."""
     if system and not chat:
-        raise typer.BadParameter("--system: needs the chat template, which --raw leaves out")
+        raise typer.BadParameter("--system: needs the chat template; leave out --raw")
     text = _prompt(prompt)
     # A request would be tried again while the server is away; this reports at once what is wrong.
     client.health(_HEALTH_TIMEOUT_S if timeout is None else min(timeout, _HEALTH_TIMEOUT_S))
@@ -78,7 +80,7 @@ def _prompt(given: str | None) -> str:
         return given
     require_standard_input()
     if given is None and sys.stdin.isatty():
-        raise typer.BadParameter("PROMPT: give one, or pipe text into the command")
+        raise typer.BadParameter("PROMPT: is missing; give one, or pipe text into the command")
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

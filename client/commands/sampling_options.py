@@ -7,18 +7,18 @@ import typer
 
 from client.client_protocol import CommonRequestOptions
 
-System = Annotated[str, typer.Option(help="A system message to begin with.")]
+System = Annotated[str, typer.Option(help="System message at the start of the conversation.")]
 MaxTokens = Annotated[
-    int | None, typer.Option(help="Tokens to answer with at most; default: what fits.")
+    int | None, typer.Option(help="Limit of output tokens; default: what fits into the context.")
 ]
 Temperature = Annotated[
-    float | None, typer.Option(help="0 is greedy; default: what the model's makers chose.")
+    float | None, typer.Option(help="Sampling temperature; 0: greedy; default: the model's own.")
 ]
 Seed = Annotated[
-    int | None, typer.Option(help="Makes sampling repeatable: the same seed, the same answer.")
+    int | None, typer.Option(help="Seed of sampling: the same seed gives the same answer.")
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option(help="Text that ends the answer before it; repeatable.")
+    list[str] | None, typer.Option(help="Stop string: ends the answer before it; repeatable.")
 ]
 
 

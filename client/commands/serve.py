@@ -28,13 +28,15 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def command(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL|FLAG", help="The model, as --model; flags as below."),
+        typer.Argument(
+            metavar="MODEL|FLAG", help="The model, as with --model; settings follow as flags."
+        ),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on: 0.0.0.0 for those of all networks.")
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all networks.")
     ] = DEFAULT_HOST,
     model_repository: Annotated[
-        Path | None, typer.Option(help="Another model repository than Trident's own.")
+        Path | None, typer.Option(help="Model repository in place of Trident's own.")
     ] = None,
     openai_port: Annotated[
         str,
@@ -44,12 +46,14 @@ def command(
             help="Port of the OpenAI-compatible gateway; off leaves it out.",
         ),
     ] = str(DEFAULT_PORT),
-    openai_workers: Annotated[int, typer.Option(min=1, help="Processes of the gateway.")] = 1,
+    openai_workers: Annotated[
+        int, typer.Option(min=1, help="Number of worker processes of the gateway.")
+    ] = 1,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            help="Key that the gateway asks for; repeatable. The variable TRIDENT_API_KEY says it "
-            "without showing it in lists of processes."
+            help="API key that clients of the gateway need; repeatable. The variable "
+            "TRIDENT_API_KEY gives it without showing it in process lists."
         ),
     ] = None,
     **settings: Any,
@@ -67,7 +71,9 @@ def command(
     """
     model, flags = split_model(words or ())
     if model is not None and settings["model"] not in (None, model):
-        raise ServerStartError(f"two models: {model} and --model {settings['model']}")
+        raise ServerStartError(
+            f"only one model can be served (got {model} and --model {settings['model']})"
+        )
     chosen = settings if model is None else {**settings, "model": model}
     gateway = GatewayOptions(openai_port, host, openai_workers, tuple(api_key or ()))
     raise typer.Exit(serve(chosen, flags, gateway, model_repository, Console()))

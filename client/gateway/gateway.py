@@ -75,8 +75,8 @@ class ServedModel:
         if name not in TOOL_PARSERS:
             raise unsupported(
                 "tools",
-                "not supported by this model: its chat template has none, or none in a form that "
-                f"is known (tool_call_parser is {name})",
+                "not supported by this model: its chat template does not use tools, or in an "
+                f"unknown format (tool_call_parser is {name})",
             )
         return TOOL_PARSERS[name]
 
@@ -149,7 +149,7 @@ class Gateway:
             return self.model_names[0]
         if name not in self.model_names:
             raise ApiError(
-                f"there is no model {name!r}; there is {', '.join(self.model_names)}",
+                f"the model {name!r} does not exist; available: {', '.join(self.model_names)}",
                 param="model",
                 code="model_not_found",
             )

@@ -66,7 +66,8 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if len(self.metrics_urls) not in (0, len(self.triton_urls)):
             raise ConfigurationError(
-                "give one for each triton_url, in their order, or none", param="triton_metrics_url"
+                "must be one address for each triton_url, in the same order, or none",
+                param="triton_metrics_url",
             )
 
 

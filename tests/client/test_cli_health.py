@@ -61,7 +61,7 @@ class TestHealth:
     @pytest.mark.parametrize(
         ("answer", "text"),
         [
-            (Answer([Piece({0: ""}, finished=(0,), final=True)]), "no token came"),
+            (Answer([Piece({0: ""}, finished=(0,), final=True)]), "no token was generated"),
             (Answer([Piece({0: "a"}, delay_s=30)]), "longer than its timeout"),
             (Answer(error_message="internal error"), "internal error"),
         ],
@@ -86,7 +86,7 @@ class TestHealth:
         assert main(monkeypatch, "health", "--generate") == 1
         assert capsys.readouterr().err == (
             "trident: no server answers at localhost:9 "
-            "(trident serve starts one; --url says where it is)\n"
+            "(trident serve starts a server; --url gives the address of one)\n"
         )
 
 
@@ -117,7 +117,7 @@ class TestConnectionOptions:
         [
             (["--header", "authorization"], "--header authorization: must be NAME=VALUE"),
             (["--tls-ca", "/nonexistent.pem"], "--tls-ca: /nonexistent.pem: No such file"),
-            (["--tls-key", "/key.pem"], "--tls-cert and --tls-key go together"),
+            (["--tls-key", "/key.pem"], "--tls-cert and --tls-key must be given together"),
         ],
     )
     def test_wrong(

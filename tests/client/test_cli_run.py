@@ -78,7 +78,7 @@ class TestPrompt:
         os.close(master)
         os.close(slave)
         assert ended.returncode == 2
-        assert "PROMPT: give one" in ended.stderr
+        assert "PROMPT: is missing; give one" in ended.stderr
 
 
 class TestOptions:

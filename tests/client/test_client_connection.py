@@ -126,7 +126,10 @@ class TestTLS:
         ("ssl", "text"),
         [
             (SSLOptions("/nonexistent/ca.pem"), "root_certificates: /nonexistent/ca.pem: No such"),
-            (SSLOptions(private_key="key.pem"), "private_key and certificate_chain go together"),
+            (
+                SSLOptions(private_key="key.pem"),
+                "private_key and certificate_chain must be given together",
+            ),
         ],
     )
     def test_wrong_files(self, connect: Connect, ssl: SSLOptions, text: str) -> None:
@@ -150,10 +153,10 @@ class TestHeaders:
     @pytest.mark.parametrize(
         ("headers", "text"),
         [
-            ({"a b": "c"}, "'a b' is not the name"),
-            ({"": "c"}, "'' is not the name"),
-            ({"x-bin": "c"}, "'x-bin' is not the name"),
-            ({"key": "very\nsecret"}, "the value of key is not visible ASCII"),
+            ({"a b": "c"}, "'a b' is not a valid name"),
+            ({"": "c"}, "'' is not a valid name"),
+            ({"x-bin": "c"}, "'x-bin' is not a valid name"),
+            ({"key": "very\nsecret"}, "the value of key must be visible ASCII"),
         ],
     )
     def test_that_cannot_be_sent(

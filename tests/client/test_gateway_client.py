@@ -93,7 +93,7 @@ def test_addresses_are_checked(url: str) -> None:
 
 
 def test_what_cannot_be_sent_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="has no TLS; give https://host:port"):
+    with pytest.raises(ConfigurationError, match="must be https://host:port"):
         GatewayClient("http://a", ssl=True)
     with pytest.raises(ConfigurationError, match="ssl: the certificates cannot be used"):
         GatewayClient("https://a", ssl=SSLOptions(tmp_path / "none"))

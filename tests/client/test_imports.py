@@ -76,7 +76,7 @@ def test_requests_without_engine(triton: FakeTriton) -> None:
 def test_serve_without_engine_says_so_in_a_line() -> None:
     result = _trident("serve")
     assert result.returncode == 1
-    message = "trident: trident serve needs the Python package engine, which is missing here\n"
+    message = "trident: trident serve needs the Python package engine, which is not installed\n"
     assert result.stderr == message
 
 

@@ -125,7 +125,7 @@ def _result(worker: WorkerProcess) -> Result:
     try:
         found: Result = worker.result()
     except ChildProcessError:
-        raise BenchError("a load generator died; see above") from None
+        raise BenchError("a load generator process died; see its error above") from None
     if found.error:
         raise BenchError(found.error)
     return found

@@ -32,7 +32,9 @@ class PromptSource:
         self._tokenizer = Tokenizer.from_pretrained(tokenizer)
         self._words = list(_words(self._tokenizer))
         if len(self._words) < 2:
-            raise BenchError("the tokenizer's vocabulary has no words to make prompts from")
+            raise BenchError(
+                "the tokenizer's vocabulary has no words to make prompts from; give another --model"
+            )
 
     def words(self, seed: str, count: int) -> list[str]:
         """Return `count` words of about a token each, determined by `seed`."""

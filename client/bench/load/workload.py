@@ -95,7 +95,8 @@ class Workload:
     def __post_init__(self) -> None:
         if self.shared and self.shared >= self.prompt.low:
             raise BenchError(
-                f"shared: {self.shared} tokens must be fewer than a prompt's {self.prompt.low}"
+                f"--shared-tokens: must be fewer than the tokens of a prompt, {self.prompt.low} "
+                f"(got {self.shared})"
             )
 
     @property
@@ -179,7 +180,7 @@ def named(names: str) -> list[Workload]:
             found.append(BY_NAME[name])
         else:
             raise BenchError(
-                f"--workload: there is no {name}; known are {', '.join((*GROUPS, *BY_NAME))}"
+                f"--workload: {name} is unknown; known are {', '.join((*GROUPS, *BY_NAME))}"
             )
     return list(dict.fromkeys(found))
 

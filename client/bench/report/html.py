@@ -37,7 +37,7 @@ def prepare(folder: Path) -> None:
         BenchError: it cannot be written, or there is nothing to plot with.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise BenchError("--report: needs matplotlib; pip install 'trident-llm[bench]'")
+        raise BenchError("--report: needs matplotlib; run pip install 'trident-llm[bench]'")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "index.html").touch()

@@ -145,7 +145,9 @@ def _read(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
     except OSError as error:
         raise BenchError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError):
-        raise BenchError(f"{path} is not what --json of trident bench writes") from None
+        raise BenchError(
+            f"{path} is not a results file that --json of trident bench writes"
+        ) from None
 
 
 def differences(before: Path, after: Path) -> Table:

@@ -23,7 +23,7 @@ def all_named(flag: str, texts: Iterable[str], *, taken: Container[str] = ()) ->
         if not (name and value):
             raise BenchError(f"{flag}: must be NAME=VALUE (got {text!r})")
         if name in values or name in taken:
-            raise BenchError(f"{flag}: the name {name} is taken")
+            raise BenchError(f"{flag}: the name {name} is taken; choose another")
         values[name] = value
     return values
 
@@ -34,7 +34,10 @@ def variants(texts: Iterable[str], *, taken: Container[str] = ()) -> dict[str, d
     for name, words in all_named("--trident", texts, taken=taken).items():
         found[name] = all_named(f"--trident {name}", words.split())
         if "model" in found[name]:
-            raise BenchError(f"--trident {name}: all serve the same model")
+            raise BenchError(
+                f"--trident {name}: cannot set the model: all servers have the same one; use "
+                "--model"
+            )
     return found
 
 
@@ -47,5 +50,5 @@ def commands(texts: Iterable[str], *, taken: Container[str] = ()) -> dict[str, l
         except ValueError as error:
             raise BenchError(f"--peer {name}: the command cannot be read: {error}") from None
         if "{port}" not in command:
-            raise BenchError(f"--peer {name}: put {{port}} into the command")
+            raise BenchError(f"--peer {name}: the command must contain {{port}}")
     return found

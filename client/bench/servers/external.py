@@ -54,7 +54,7 @@ def _running(target: Target, metrics_url: str) -> Iterator[Running]:
         model = target.model or first_model(target.url, target.key)
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise BenchError(
-            f"{target.url}/models lists no model ({error}); --model-name gives it"
+            f"{target.url}/models lists no model ({error}); give its name with --model-name"
         ) from None
     named = msgspec.structs.replace(target, model=model)
     yield Running(named, launched, metrics_url=metrics_url)

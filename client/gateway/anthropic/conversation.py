@@ -91,7 +91,7 @@ class Conversation:
         if isinstance(last, AssistantMessage):
             made.is_continued = True
             if not last.content or not isinstance(last.content[-1], TextBlock):
-                text = "is the last message, so it must end with a text"
+                text = "must end with a text, because it is the last message"
                 raise ApiError(text, param=f"{param}.content")
         return made
 
@@ -127,7 +127,7 @@ class Conversation:
                 parts.append(_part(json.dumps(tools[each.tool_name], ensure_ascii=False)))
             else:
                 name = f"{param}.content[{index}].content[{part}].tool_name"
-                raise ApiError("names no tool", param=name)
+                raise ApiError("must be the name of a tool in tools", param=name)
         if block.is_error:  # chat templates know of no errors
             parts.insert(0, _part("Error:"))
         self._add(param, {"role": "tool", "tool_call_id": block.tool_use_id, "content": parts})

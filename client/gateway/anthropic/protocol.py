@@ -217,7 +217,8 @@ class Tool(Fields):
     """
 
     type: Annotated[
-        Literal["custom"] | None, unsupported("only custom tools are offered: the server runs none")
+        Literal["custom"] | None,
+        unsupported("only custom tools are supported: the server runs no tools"),
     ] = None
     name: str
     description: str | None = None
@@ -356,7 +357,7 @@ class CountTokensRequest(Fields):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
     context_management: ContextManagement | None = None
-    speed: Annotated[Literal["standard"] | None, unsupported("only standard is offered")] = None
+    speed: Annotated[Literal["standard"] | None, unsupported("only standard is supported")] = None
     container: NotOffered = None
     mcp_servers: Annotated[list[Any], Field(max_length=0)] | None = None
 

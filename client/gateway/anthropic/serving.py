@@ -115,7 +115,7 @@ def _thinking(body: CountTokensRequest, model: Health) -> dict[str, Any]:
     if (switch := switch_of(model)) is not None:
         return {switch: is_on}
     if model.has_reasoning and not is_on:
-        raise unsupported("thinking.type", "disabled is not supported: the model always thinks")
+        raise unsupported("thinking.type", "disabled is not supported: the model always reasons")
     return {}
 
 
@@ -178,7 +178,7 @@ class MessagesChat:
         tools = [functions[index] for index in self._tool_indices]
         choice = body.tool_choice
         if isinstance(choice, ToolChoiceAny) and not given:
-            raise ApiError("any needs tools", param="tool_choice")
+            raise ApiError("any needs tools; add tools, or leave it out", param="tool_choice")
         is_parallel = (
             choice is None
             or isinstance(choice, ToolChoiceNone)
@@ -423,7 +423,9 @@ class MessageCall:
                     case _:
                         content.add(event)
         if made is None:
-            raise ApiError("the server ended the request without an answer", code="internal")
+            raise ApiError(
+                "the server ended the request without an answer; try again", code="internal"
+            )
         made.content = content.blocks
         return made
 

@@ -143,9 +143,8 @@ class LogprobCount:
         self._count += times * sum(len(position.top) for position in positions)
         if self._count > MAX_LOGPROBS_AT_ONCE:
             raise ApiError(
-                f"the answer has more than {MAX_LOGPROBS_AT_ONCE} log-probabilities, "
-                "those of all prompts and sequences together; ask for fewer of them, or in "
-                "several requests",
+                f"the answer has more than {MAX_LOGPROBS_AT_ONCE} log-probabilities in all prompts "
+                "and sequences together; ask for fewer, or send several requests",
                 param=field,
             )
 

@@ -210,7 +210,7 @@ class ChatRequest(RequestFields):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    store: Annotated[No | None, unsupported("not supported: use /v1/responses")] = None
+    store: Annotated[No | None, unsupported("not supported here; use /v1/responses")] = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
     metadata: Annotated[dict[str, str], ONE_BY_ONE, AtMost(MAX_METADATA, "members")] | None = None

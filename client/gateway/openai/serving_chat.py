@@ -84,20 +84,20 @@ def chat_parameters(
 
 def _check(body: ChatRequest) -> None:
     if body.stream_options is not None and not body.stream:
-        raise ApiError("needs stream", param="stream_options")
+        raise ApiError("is allowed only if stream is true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "not together with stream")
+        raise unsupported("prompt_logprobs", "is not supported if stream is true")
     if None not in (body.max_tokens, body.max_completion_tokens) and (
         body.max_tokens != body.max_completion_tokens
     ):
         raise ApiError(
-            f"is {body.max_tokens}, but max_completion_tokens "
-            f"{body.max_completion_tokens}; give one of them",
+            f"is {body.max_tokens}, but max_completion_tokens is {body.max_completion_tokens}; "
+            "give only one of them",
             param="max_tokens",
         )
     if body.top_logprobs is not None:
         if not body.logprobs:
-            raise ApiError("needs logprobs", param="top_logprobs")
+            raise ApiError("is allowed only if logprobs is true", param="top_logprobs")
         if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise ApiError(f"must be 0 to {MAX_TOP_LOGPROBS}", param="top_logprobs")
 
@@ -132,7 +132,9 @@ def effort_variables(effort: str, model: Health) -> dict[str, Any]:
     always = _DEFAULT if model.has_reasoning else _OFF
     if effort != always:
         allowed = always if switch is None else f"{_OFF} and {_DEFAULT}"
-        raise unsupported(FIELD, f"only {allowed} with this model: its chat template has no levels")
+        raise unsupported(
+            FIELD, f"only {allowed} with this model: its chat template has no levels of effort"
+        )
     return {}
 
 

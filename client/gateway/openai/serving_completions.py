@@ -210,12 +210,12 @@ def _joined(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
 
 def _check(body: CompletionRequest) -> None:
     if body.suffix:
-        raise unsupported("suffix", "the model cannot fill in the middle")
+        raise unsupported("suffix", "is not supported: the model cannot fill in the middle")
     if body.stream_options is not None and not body.stream:
-        raise ApiError("needs stream", param="stream_options")
+        raise ApiError("is allowed only if stream is true", param="stream_options")
     if body.stream and body.prompt_logprobs is not None:
-        raise unsupported("prompt_logprobs", "not together with stream")
+        raise unsupported("prompt_logprobs", "is not supported if stream is true")
     if not body.prompt:
         raise ApiError("must not be empty", param="prompt")
     if len(body.prompts()) > MAX_PROMPTS:
-        raise ApiError(f"at most {MAX_PROMPTS} prompts at once", param="prompt")
+        raise ApiError(f"must have at most {MAX_PROMPTS} prompts", param="prompt")

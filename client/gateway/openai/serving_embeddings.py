@@ -96,7 +96,7 @@ def _json(embedding: Sequence[float], body: EmbeddingsRequest) -> msgspec.Raw:
     values = np.array(embedding, dtype=np.float32)
     if body.dimensions is not None:
         if body.dimensions > len(values):
-            has = f"must be at most {len(values)}, what the model has (got {body.dimensions})"
+            has = f"must be at most {len(values)}, as the model has (got {body.dimensions})"
             raise ApiError(has, param="dimensions")
         values = shortened(values, body.dimensions)
     return encoded(values, body.encoding_format)

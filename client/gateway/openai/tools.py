@@ -58,7 +58,7 @@ def with_calls(generation: Generation, choice: ToolChoice, parser: ToolParser) -
         return generation
     for name in _GRAMMARS:
         if name in sampling:
-            raise unsupported(name, "not together with tools that have to be enforced")
+            raise unsupported(name, "is not supported with tools that have to be enforced")
     sampling.pop("response_format", None)
     sampling["structured_outputs"] = {"structural_tag": {"format": structure}}
     names = {**generation.names, **_names(choice)}

@@ -77,7 +77,7 @@ class Conversation:
         if isinstance(item, FunctionCallOutputItem):
             if item.call_id not in self._call_ids:
                 name = f"{param}.call_id"
-                raise ApiError("no call before it has this id", param=name)
+                raise ApiError("must be the id of a function call before it", param=name)
             self._add("tool", param, content=_content(item.output), tool_call_id=item.call_id)
         elif isinstance(item, MessageItem) and item.role == "user":
             self._add("user", param, content=_content(item.content))

@@ -207,8 +207,8 @@ class History:
         self._num_bytes += count
         if self._num_bytes > MAX_BODY_BYTES:
             raise ApiError(
-                f"what is referred to has {self._num_bytes} bytes; at most "
-                f"{MAX_BODY_BYTES} are allowed in all, as in the body of a request",
+                f"the items referred to have {self._num_bytes} bytes; at most {MAX_BODY_BYTES} are "
+                "allowed in all, as in the body of a request",
                 param=name,
             )
 

@@ -368,9 +368,11 @@ class ResponseRequest(RequestFields):
     chat_template_kwargs: dict[str, Any] | None = None
     # Of the other routes alone.
     stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
-    n: Annotated[Literal[1] | None, fault("a response is one answer")] = None
-    response_format: Annotated[None, fault("is text.format here")] = None
-    prompt_logprobs: Annotated[None, fault("a response has no place for them")] = None
+    n: Annotated[Literal[1] | None, fault("must be 1: a response has one answer")] = None
+    response_format: Annotated[None, fault("is not supported here; use text.format")] = None
+    prompt_logprobs: Annotated[
+        None, fault("are not supported: a response has no field for them")
+    ] = None
 
     @property
     def wants_logprobs(self) -> bool:

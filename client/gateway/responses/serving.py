@@ -83,9 +83,9 @@ def chat_of(
         ApiError: fields of `body` do not go together.
     """
     if body.stream_options is not None and not body.stream:
-        raise ApiError("needs stream", param="stream_options")
+        raise ApiError("is allowed only if stream is true", param="stream_options")
     if body.top_logprobs and not body.wants_logprobs:
-        raise ApiError(f"needs {LOGPROBS} in include", param="top_logprobs")
+        raise ApiError(f"needs {LOGPROBS} in include; add it there", param="top_logprobs")
     return ChatRequest.model_construct(
         **{name: getattr(body, name) for name in _SHARED},
         messages=messages,
@@ -367,7 +367,7 @@ class ResponseCall:
             ApiError: a field is wrong or not supported.
         """
         if body.store and not gateway.responses.max_responses:
-            raise unsupported("store", "this gateway keeps no responses")
+            raise unsupported("store", "is not supported: this gateway stores no responses")
         self._gateway = gateway
         self._body = body
         self._tools = OfferedTools(body)

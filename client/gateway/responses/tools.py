@@ -45,7 +45,10 @@ class OfferedTools:
         refuse_too_many(_number(given))
         for index, tool in enumerate(given):
             if isinstance(tool, HostedTool) and body.tool_choice == "required":
-                raise unsupported(f"tools[{index}]", f"{tool.type!r} is not run by this server")
+                raise unsupported(
+                    f"tools[{index}]",
+                    f"{tool.type!r} is not supported: this server does not run it",
+                )
         offered = list(_offered(given))
         self.of_chat = [_chat_tool(each) for each in offered]
         self.told = [_told(tool) for tool in given if not isinstance(tool, HostedTool)]

@@ -37,7 +37,7 @@ class JsonRoute(APIRoute):
 
         async def read(request: Request) -> Response:
             if request.headers.get("content-encoding", "identity") != "identity":
-                raise unsupported("content-encoding", "not supported: send the body as it is")
+                raise unsupported("content-encoding", "not supported: send the body uncompressed")
             try:
                 return await handle(_JsonRequest(request, model))
             except _RefusedError as error:

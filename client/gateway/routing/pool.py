@@ -68,7 +68,9 @@ class ServerPool(Collector):
             ConfigurationError: there is no address, or one is twice there or wrong.
         """
         if not urls or len(set(urls)) < len(urls):
-            raise ConfigurationError("give one or several addresses, each once", param="triton_url")
+            raise ConfigurationError(
+                "must be one or several addresses, all different", param="triton_url"
+            )
         # A proxy is for what lies outside of the network that a gateway and its servers share.
         own: dict[str, Any] = {"retry": None, "proxy": False, **options}
         self._servers = [Server(url, connect(url, **own)) for url in urls]

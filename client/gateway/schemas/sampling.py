@@ -128,13 +128,11 @@ Yes = Annotated[Literal[True], BeforeValidator(_boolean)]
 No = Annotated[Literal[False], BeforeValidator(_boolean)]
 
 Verbosity = Annotated[
-    Literal["medium"] | None, unsupported("only medium is supported: models have no such control")
+    Literal["medium"] | None, unsupported("only medium is supported: models cannot control it")
 ]
 NoTemplate = Annotated[
     None,
-    unsupported(
-        "not supported: a template of the client's own may run for ever; the server's is used"
-    ),
+    unsupported("not supported: a request's own template may never end; the server's is used"),
 ]
 _FEW_WORDS = words(MAX_WORDS, MAX_WORD_CHARACTERS, MAX_WORDS_CHARACTERS)
 Words = Annotated[str | list[str], fault("must be a string or a list of strings"), _FEW_WORDS]
@@ -241,7 +239,7 @@ class RequestFields(SamplingFields):
     # vLLM's, as they are here.
     request_id: str | None = None
     guided_decoding_backend: str | None = None
-    return_token_ids: Annotated[No, unsupported("not supported: ask for logprobs")] = False
+    return_token_ids: Annotated[No, unsupported("not supported: use logprobs")] = False
     detokenize: Annotated[Yes, unsupported("not supported: output is always detokenised")] = True
 
     @property

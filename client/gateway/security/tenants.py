@@ -69,7 +69,8 @@ class Tenants:
             for digest in tenant.digests:
                 if (other := self._by_digest[digest]) is not tenant:
                     raise ConfigurationError(
-                        f"{other.name} and {tenant.name} have the same key", param="api_key"
+                        f"{other.name} and {tenant.name} have the same key; give each its own",
+                        param="api_key",
                     )
 
     @cached_property

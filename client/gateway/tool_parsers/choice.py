@@ -65,7 +65,9 @@ class ToolChoice:
             case _:
                 raise InvalidRequestError(_CHOICES, param="tool_choice")
         if mode != "none" and not functions:
-            raise InvalidRequestError(f"{mode} needs tools", param="tool_choice")
+            raise InvalidRequestError(
+                f"{mode} needs tools; add tools, or leave tool_choice out", param="tool_choice"
+            )
         return cls(allowed, mode, is_parallel, len(allowed) < len(functions))
 
     def structure(self, parser: ToolParser, answer: Node | None = None) -> Node | None:

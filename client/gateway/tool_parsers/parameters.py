@@ -116,9 +116,7 @@ def _parts(root: Mapping[str, Any], *, strict: bool) -> Iterator[tuple[Mapping[s
         known = _ENFORCED | ANNOTATIONS | DEFINITIONS
         for name in part if strict else ():
             if (name not in known and not name.startswith("x-")) or (name == "$ref" and not target):
-                raise ValueError(
-                    f'keyword "{name}" is not enforced in this model\'s form of tool calls'
-                )
+                raise ValueError(f'keyword "{name}" is not enforced for tool calls of this model')
         if target is not None and ref not in followed:
             followed.add(ref)
             waiting.append((target, is_certain))

@@ -92,7 +92,7 @@ def _content(function: Function, name: str, schema: Any) -> Node:
         return grammar.either([grammar.const(str(choice)) for choice in choices])
     if function.is_strict and (others := schema.keys() - _TEXT_KEYWORDS):
         raise InvalidRequestError(
-            f'keyword "{min(others)}" is not enforced for texts in this form of tool calls',
+            f'keyword "{min(others)}" is not enforced for strings in tool calls of this model',
             param=f"{function.param}.parameters.properties.{name}",
         )
     return grammar.ANY_TEXT

@@ -33,7 +33,7 @@ def test_peers_and_variants_are_read() -> None:
     ("read", "texts", "error"),
     [
         (commands, ["serve"], "--peer: must be NAME=VALUE"),
-        (commands, ["a=serve"], r"--peer a: put \{port\}"),
+        (commands, ["a=serve"], r"--peer a: the command must contain \{port\}"),
         (commands, ["a=s {port}", "a=t {port}"], "the name a is taken"),
         (commands, ["other=s {port}"], "the name other is taken"),
         (commands, ["a=s '{port}"], "cannot be read"),
@@ -42,7 +42,7 @@ def test_peers_and_variants_are_read() -> None:
         (variants, ["other=seed=1"], "the name other is taken"),
         (variants, ["a=seed=1", "a=seed=2"], "the name a is taken"),
         (variants, ["a=seed=1 seed=2"], "--trident a: the name seed is taken"),
-        (variants, ["a=model=/other"], "--trident a: all serve the same model"),
+        (variants, ["a=model=/other"], "--trident a: cannot set the model"),
     ],
 )
 def test_wrong_ones_are_named(read: Callable[..., object], texts: list[str], error: str) -> None:
@@ -58,18 +58,24 @@ def test_a_wrong_setting_is_named_before_anything_is_measured() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--workload=W1,W9"], "--workload: there is no W9"),
-        ([], "--workload, --concurrency, --rate or --trace: give one of them"),
+        (["--workload=W1,W9"], "--workload: W9 is unknown"),
+        ([], "--workload, --concurrency, --rate or --trace: give only one of them"),
         (["--rate=1,-2"], "--rate: must be numbers such as"),
         (["--rate=0"], "--rate: must be numbers above 0"),
         (["--concurrency=1.5"], "--concurrency: must be whole numbers"),
         (["--concurrency=1", "--prompt-tokens=9-3"], "--prompt-tokens: must be N, LOW-HIGH"),
         (["--concurrency=1", "--max-tokens=lognormal:5"], "--max-tokens: must be N"),
-        (["--concurrency=1", "--shared-tokens=128"], "shared: 128 tokens must be fewer"),
+        (["--concurrency=1", "--shared-tokens=128"], "--shared-tokens: must be fewer"),
         (["--trace=/nonexistent", "--url=a=http://localhost:1/v1"], "localhost:1/v1/models lists"),
         (["--url=a=localhost:1", "--workload=W1"], "--url: must be http://HOST:PORT/v1"),
-        (["--through=smoke", "--workload=W1"], "--through: 'smoke' is none of engine, grpc"),
-        (["--baseline=dynamic", "--workload=W1"], "--baseline: 'dynamic' is none of none, static"),
+        (
+            ["--through=smoke", "--workload=W1"],
+            "--through: 'smoke' is unknown; known are engine, grpc",
+        ),
+        (
+            ["--baseline=dynamic", "--workload=W1"],
+            "--baseline: 'dynamic' is unknown; known are none, static",
+        ),
         (["--report=/proc/none", "--workload=W1"], "--report: cannot write"),
         (["--json=/proc/none", "--workload=W1"], "--json: cannot write /proc/none"),
     ],

@@ -100,7 +100,7 @@ def test_a_compressed_body_is_refused_as_such(gateway: str, path: str) -> None:
     body = b"{%b}" % NEEDED[path]
     reply = ask(gateway, "POST", path, gzip.compress(body), content_encoding="gzip")
     assert reply.status == 400
-    assert reply.error["message"] == "content-encoding: not supported: send the body as it is"
+    assert reply.error["message"] == "content-encoding: not supported: send the body uncompressed"
 
 
 def test_a_mark_of_the_byte_order_is_skipped(gateway: str) -> None:

@@ -164,10 +164,10 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": ["a", "b" * 2000]}, "stop[1]", "at most 1024"),
     ({"logit_bias": {"a: b": 1}}, 'logit_bias["a: b"]', "valid integer"),
     ({"n": 10**9}, "n", "n: "),
-    ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs", "only if logprobs is true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "must be 0 to 20"),
     ({"logprobs": 2}, "logprobs", "logprobs: "),
-    ({"max_completion_tokens": 5}, "max_tokens", "give one of them"),
+    ({"max_completion_tokens": 5}, "max_tokens", "give only one of them"),
     ({"max_tokens": None, "max_completion_tokens": 0}, "max_completion_tokens", "at least 1"),
     (
         {"max_tokens": None, "max_completion_tokens": 600},
@@ -186,7 +186,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"add_generation_prompt": True, "continue_final_message": True},
         "continue_final_message",
-        "excludes",
+        "cannot be true together with",
     ),
 ]
 

@@ -266,7 +266,7 @@ def test_broken_arguments_go_back_as_the_model_wrote_them(
         (
             {"tool_choice": "required", "structured_outputs": {"regex": "a"}},
             "structured_outputs",
-            "not together with tools",
+            "not supported with tools",
         ),
         (
             {"tools": [{"type": "function", "function": UNENFORCED}]},

@@ -121,7 +121,7 @@ class TestDiff:
     def test_another_file_is_named(self, tmp_path: Path) -> None:
         other = tmp_path / "other"
         other.write_text("[]")
-        with pytest.raises(BenchError, match="is not what --json"):
+        with pytest.raises(BenchError, match="is not a results file"):
             differences(other, other)
         with pytest.raises(BenchError, match="cannot read"):
             differences(tmp_path / "missing", other)

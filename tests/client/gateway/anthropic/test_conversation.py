@@ -129,7 +129,7 @@ def test_a_template_without_a_place_for_late_instructions() -> None:
 def test_the_models_own_words_are_continued() -> None:
     assert conversation(("user", "a"), ("assistant", "The")).is_continued
     for content in ([], [CALL], [text("a"), {"type": "thinking", "thinking": ""}]):
-        with pytest.raises(ApiError, match=r"messages\[1\].content: is the last message"):
+        with pytest.raises(ApiError, match=r"messages\[1\].content: must end with a text"):
             conversation(("user", "a"), ("assistant", content))
 
 

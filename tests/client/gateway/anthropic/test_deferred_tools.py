@@ -80,7 +80,10 @@ def test_a_reference_to_no_tool_is_refused_by_its_place() -> None:
     with pytest.raises(ApiError) as caught:
         chat(tool("search"), found=[{"type": "text", "text": "a"}, reference("x" * 1000)])
     param = "messages[2].content[1].content[1].tool_name"
-    assert (str(caught.value), caught.value.param) == (f"{param}: names no tool", param)
+    assert (str(caught.value), caught.value.param) == (
+        f"{param}: must be the name of a tool in tools",
+        param,
+    )
 
 
 def test_errors_name_tools_as_the_client_does() -> None:

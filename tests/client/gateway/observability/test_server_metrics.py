@@ -129,5 +129,7 @@ def test_who_does_not_answer_is_told() -> None:
 
 @pytest.mark.parametrize("metrics", [("a:3",), ("a:3", "b:3", "c:3")])
 def test_there_is_one_address_for_each_server(metrics: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigurationError, match="triton_metrics_url: give one for each"):
+    with pytest.raises(
+        ConfigurationError, match="triton_metrics_url: must be one address for each"
+    ):
         GatewaySettings(("a:1", "b:1"), metrics_urls=metrics)

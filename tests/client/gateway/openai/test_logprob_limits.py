@@ -42,7 +42,7 @@ def ask(gateway: InProcess, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_refused(answer: dict[str, Any], field: str) -> bool:
-    told = f"{field}: the answer has more than {LIMIT} log-probabilities, "
+    told = f"{field}: the answer has more than {LIMIT} log-probabilities "
     return (
         answer.get("refused") == 400
         and answer["param"] == field

@@ -79,5 +79,5 @@ def test_errors_name_the_items() -> None:
     assert made.told(ApiError("messages[1]: x; messages[0]: y")).message == (
         "input[1]: x; input[0]: y"
     )
-    with pytest.raises(ApiError, match=r"input\[0\].call_id: no call before it"):
+    with pytest.raises(ApiError, match=r"input\[0\].call_id: must be the id of a function call"):
         conversation(RESULT)

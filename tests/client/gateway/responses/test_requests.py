@@ -70,7 +70,7 @@ def test_what_the_server_would_have_to_run_is_left_out(gateway: str, triton: Fak
     assert respond(gateway, tools=hosted).status == 200
     refused = respond(gateway, tools=[FUNCTION, *hosted], tool_choice="required")
     assert (refused.status, refused.error["param"]) == (400, "tools[1]")
-    assert "'web_search' is not run by this server" in refused.error["message"]
+    assert "'web_search' is not supported" in refused.error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
