@@ -22,6 +22,7 @@ class _Grammar:
         self._log, self._name, self._opened = log, name, opened
         self.niceness: int | None = None
         self.has_executor = False
+        self.begun = threading.Event()
 
     @property
     def is_fast(self) -> bool:
@@ -31,6 +32,7 @@ class _Grammar:
         return self.niceness is None
 
     def advance(self, token_id: int, executor: object | None) -> None:
+        self.begun.set()
         assert self._opened.wait(_FOR_EVER_S)
         self._log.append(self._name)
         self.has_executor = executor is not None
@@ -101,7 +103,9 @@ def test_no_step_waits_for_expensive_grammars_which_have_a_thread_of_their_own(
     opened.set()
     slow = [_Grammar(log, str(i), gate, spent_s=10.0 - i) for i in range(10)]
     good = _Grammar(log, "good", opened, spent_s=0)
-    for grammar in slow:
+    workers.begin([_drawn(slow[0])])
+    assert slow[0].begun.wait(_FOR_EVER_S)  # the others come while it is under way
+    for grammar in slow[1:]:
         workers.begin([_drawn(grammar)])
     workers.begin([_drawn(good)])
     workers.wait()
