@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from threading import Event
-from typing import Any
 
-import grpc
-import psutil
 import pytest
 
 from engine import LLM, SamplingParams
 from engine.launch.server import TritonServer
-from tests.server.caller import Caller, InferError
-from tests.server.engine_process import engine_process
+from tests.server.caller import Caller
+from tests.server.resilience.ranks import PROMPT, TOKENS, inputs, ranked, strike
 from tests.server.scraping import scrape
 from tests.waiting import eventually
-
-PROMPT = "to be or not to be"
-TOKENS = 24
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Path) -> Iterator[TritonServer]:
-    settings = {"model": str(checkpoint), "dtype": "float32", "tensor_parallel_size": 2}
-    with TritonServer(
-        {**settings, "heartbeat_timeout_s": 2}, ports=0, start_timeout_s=180
-    ) as server:
+    with ranked(checkpoint, 2) as server:
         yield server
 
 
@@ -41,40 +29,6 @@ def server(checkpoint: Path) -> Iterator[TritonServer]:
 def caller(server: TritonServer) -> Iterator[Caller]:
     with closing(Caller(server.grpc_url, server.http_url)) as caller:
         yield caller
-
-
-def inputs(num_tokens: int) -> dict[str, Any]:
-    params = {"temperature": 0, "max_tokens": num_tokens, "ignore_eos": True}
-    return {
-        "text_input": PROMPT,
-        "exclude_input_in_output": True,
-        "sampling_parameters": json.dumps(params),
-    }
-
-
-def rank_process(server: TritonServer) -> psutil.Process:
-    (rank,) = engine_process(server).children()
-    assert "engine.service.rank" in rank.cmdline()
-    return rank
-
-
-def end_of(server: TritonServer, begun: Event) -> str:
-    """Return the error that ends a long stream; set `begun` at its first response."""
-    with closing(Caller(server.grpc_url, server.http_url)) as caller:
-        try:
-            for _ in caller.stream(**inputs(480), stream=True):
-                begun.set()
-        except InferError as error:
-            return str(error)
-    return ""
-
-
-def answers(server: TritonServer, expected: str) -> bool:
-    with closing(Caller(server.grpc_url, server.http_url)) as caller:
-        try:
-            return caller.text(**inputs(TOKENS)) == expected
-        except (InferError, grpc.RpcError):
-            return False
 
 
 def test_ranks_answer_as_one_process_does(
@@ -97,24 +51,13 @@ def test_ranks_answer_as_one_process_does(
 
 
 @pytest.mark.parametrize(
-    ("strike", "text"),
+    ("blow", "text"),
     [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "")],
     ids=["killed", "stopped"],
 )
 def test_rank_that_fails_ends_all_streams_with_its_name(
-    server: TritonServer, caller: Caller, strike: signal.Signals, text: str
+    server: TritonServer, caller: Caller, blow: signal.Signals, text: str
 ) -> None:
     expected = caller.text(**inputs(TOKENS))
-    rank, engine = rank_process(server), engine_process(server)
-    begun = [Event() for _ in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        streams = [pool.submit(end_of, server, each) for each in begun]
-        assert all(each.wait(60) for each in begun)
-        rank.send_signal(strike)
-        ends = [stream.result(60) for stream in streams]
-    for end in ends:
-        assert "rank 1 " in end
-        assert text in end
-    assert eventually(lambda: not rank.is_running())
-    assert eventually(lambda: not engine.is_running())
-    assert eventually(lambda: answers(server, expected))
+    errors, *_ = strike(server, 1, blow, 8, expected)
+    assert all("rank 1 " in error and text in error for error in errors)

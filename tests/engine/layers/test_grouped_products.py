@@ -188,9 +188,9 @@ def test_wrong_arguments_are_named() -> None:
         kernels.linear(given, matrix, None, out_features=16, **arguments)
 
     multiply()
-    with pytest.raises(ValueError, match=r"^scale: its groups must be of a multiple of 32 inputs"):
+    with pytest.raises(ValueError, match=r"^scale: must have groups of a multiple of 32 inputs"):
         multiply(scale=scale[:, :0])
-    with pytest.raises(ValueError, match=r"^scale: its groups must be of a multiple of 32 inputs"):
+    with pytest.raises(ValueError, match=r"^scale: must have groups of a multiple of 32 inputs"):
         multiply(scale=torch.cat((scale, scale), 1))
     with pytest.raises(ValueError, match=r"^offset: must have shape"):
         multiply(offset=scale[:, :1])

@@ -117,7 +117,7 @@ def test_no_step_waits_for_expensive_grammars_which_have_a_thread_of_their_own(
     assert all(grammar.has_executor for grammar in slow)
     assert slow[0].niceness is not None
     assert good.niceness is not None
-    assert slow[0].niceness > good.niceness
+    assert slow[0].niceness >= min(good.niceness + 1, 19)  # 19 is the most
 
 
 def test_a_token_that_nobody_waits_for_is_not_followed(
