@@ -199,7 +199,7 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match=r"^weight: must have shape"):
         multiply(weight=packed[:, :4])
     channels = torch.ones(kernels.packed_columns())
-    with pytest.raises(ValueError, match=r"^offset: is for scales of groups"):
+    with pytest.raises(ValueError, match=r"^offset: needs scales of groups"):
         multiply(weight=kernels.pack_uint8(weight.steps), scale=channels)
 
 
