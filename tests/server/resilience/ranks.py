@@ -125,8 +125,8 @@ def main() -> None:
             print(
                 f"rank {which}, {blow.name}: last error after {statistics.median(ended):.2f} s "
                 f"(at most {max(ended):.2f}), answers after {statistics.median(served):.1f} s "
-                f"(at most {max(served):.1f}); {named} of {options.times * options.streams} errors name it, "
-                f"{lost} streams ended without one",
+                f"(at most {max(served):.1f}); {named} of "
+                f"{options.times * options.streams} errors name it, {lost} streams had none",
                 flush=True,
             )
         left = len(rank_processes(server)) - options.ranks
