@@ -8,15 +8,20 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine import LLM, SamplingParams
 from engine.launch.server import TritonServer
+from kernels.cpu.library import operations
 from tests.server.caller import Caller
 from tests.server.resilience.ranks import PROMPT, TOKENS, inputs, ranked, strike
 from tests.server.scraping import scrape
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.server
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(operations(torch.empty(0)) is None, reason="the CPU kernels are not built"),
+]
 
 
 @pytest.fixture(scope="module")
