@@ -204,6 +204,8 @@ class _Loader:
         if device.type == "cpu":
             num_threads = self._set_num_threads(runner)
             where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
+            if self._group is not None:
+                where = f"rank {self._group.rank} of {self._group.size}, {where}"
         if captures:
             self._capture(runner, runner.graph_sizes)
         if before is not None:

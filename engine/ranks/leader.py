@@ -90,8 +90,7 @@ class Leader:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         memory = allocate_shared_memory(size)
-        patience_s = config.heartbeat_timeout_s
-        self.group = SharedMemoryGroup(memory, 0, size, patience_s=patience_s)
+        self.group = SharedMemoryGroup(memory, 0, size, patience_s=config.step_timeout_s)
         try:
             self._ranks = [_Rank(rank, size, memory) for rank in range(1, size)]
         finally:
@@ -104,7 +103,9 @@ class Leader:
         for rank, reader in zip(self._ranks, self._readers, strict=True):
             rank.channel.send(LoadPart(config.model_dump()))
             reader.start()
-        threading.Thread(target=self._watch, args=(patience_s,), name="ranks", daemon=True).start()
+        threading.Thread(
+            target=self._watch, args=(config.heartbeat_timeout_s,), name="ranks", daemon=True
+        ).start()
 
     def lead(self, runner: Runner) -> LeadingRunner:
         """Return rank 0's `runner`, which sends its steps to the others first."""

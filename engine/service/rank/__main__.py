@@ -99,7 +99,7 @@ def _run(
             arguments.memory,
             arguments.rank,
             arguments.size,
-            patience_s=config.heartbeat_timeout_s,
+            patience_s=config.step_timeout_s,
         )
         os.close(arguments.memory)
         alive.wait_seconds = group.wait_seconds
