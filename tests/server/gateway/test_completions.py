@@ -61,7 +61,6 @@ def test_a_stream_is_the_same_answer(client: Direct | Blocking, direct: Any) -> 
     expected = direct("One two", max_tokens=40)
     chunks = create(client, "One two", max_tokens=40, stream=True)
     assert joined(chunks) == {0: expected.text}
-    assert len(chunks) > 5
     reasons = [chunk.choices[0].finish_reason for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + [expected.finish_reason]
     assert all(chunk.usage is None for chunk in chunks)
