@@ -292,15 +292,25 @@ class ModelRunner:
         slots = self._tables.step_slots[:num_rows]
         query_start_loc = self._tables.query_start_loc[: num_rows + 1]
         hidden, inputs = self._compute(slots, query_start_loc, num_tokens, schedule.num_decodes)
-        found = None
-        if schedule.scored is not None:
-            most = self._config.max_num_seqs  # rows of logits, for which memory is reserved
-            scores = score_tokens(schedule.scored, hidden, self.model.compute_logits, max_rows=most)
-            found = self._downloads.start(scores)
+        found = None if schedule.scored is None else self._score(schedule.scored, hidden)
         last = hidden[inputs.logits_rows]
         prompts = PromptResults(found, self._embedded(schedule, last))
         kept = last if schedule.drafts is None else hidden
         return ForwardResults(kept, inputs.sample_slots, in_graph=False, prompts=prompts)
+
+    def _score(self, scored: ScoredTokens, hidden: Tensor) -> Download | None:
+        """Find log-probabilities of prompt tokens; other ranks only give their part of the logits.
+
+        Args:
+            hidden: of all tokens of the step.
+        """
+        compute_logits = self.model.compute_logits
+        most = self._config.max_num_seqs  # rows of logits, for which memory is reserved
+        if self.model.spec.rank:
+            for rows in torch.split(upload(scored.logits_indices, self.device), most):
+                compute_logits(hidden.index_select(0, rows))
+            return None
+        return self._downloads.start(score_tokens(scored, hidden, compute_logits, max_rows=most))
 
     def _embedded(self, schedule: SchedulerOutput, last: Tensor) -> Download | None:
         """Copy those of the `last` hidden states of the rows to the host that are wanted there."""

@@ -51,6 +51,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
     ([19, 20], {"n": 4, "temperature": 3.0, "stop_token_ids": [*range(200, 216)], "seed": 11}),
     ([21], {"structured_outputs": {"regex": "[Tt]he quick brown fox[.!]"}}),
     ([18] * 30, {"min_tokens": 20, "stop_token_ids": [3, 4], "temperature": 3.0, "seed": 10}),
+    (list(range(60, 90)), {"temperature": 0, "prompt_logprobs": 2}),
     ([22] * 5, {"allowed_token_ids": [22, 23], "temperature": 3.0, "seed": 14, "logprobs": 2}),
 ]
 
@@ -203,6 +204,10 @@ def assert_equal(found: SamplerOutput, expected: SamplerOutput) -> None:
                 assert mine.num_top[row] == num_top
                 ids = (found.top_token_ids[row, :num_top].tolist() for found in (mine, theirs))
                 assert len({tuple(each) for each in ids}) == 1
+    assert (found.prompt_logprobs is None) == (expected.prompt_logprobs is None)
+    if found.prompt_logprobs is not None and expected.prompt_logprobs is not None:
+        for mine, theirs in zip(found.prompt_logprobs, expected.prompt_logprobs, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4)
     for one, other in zip(found.drafted, expected.drafted, strict=True):
         assert_equal(one, other)
 
@@ -227,6 +232,7 @@ def test_these_steps_have_everything_in_them(steps: Recorder, config: EngineConf
     assert any(len(b.mask_rows) for b in steps.batches)
     assert any(b.adjustments is not None for b in steps.batches)
     assert any(s.forced is not None for s in schedules)
+    assert any(s.scored is not None for s in schedules)
     assert any((a.features & ALLOWED).any() for a in new_requests)
     assert any(len(a.bias_values) for a in new_requests)
     assert any((a.frequency_penalty > 0).any() for a in new_requests)
