@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 from numpy.typing import NDArray
 
 from engine.config.engine_config import EngineConfig
@@ -23,16 +20,14 @@ from engine.core.schedule import SamplingBatch, SchedulerOutput
 from engine.errors import ConfigError, EngineDeadError, TridentError
 from engine.execution.pending_step import PendingStep, Runner
 from engine.protocol.channel import Channel, ChannelError
+from engine.protocol.child_process import ChildProcess, Death
 from engine.protocol.messages import EngineFailed
 from engine.ranks.shared_memory import SharedMemoryGroup, allocate_shared_memory
 from engine.ranks.wire import Alive, FromRank, Loaded, LoadFailed, LoadPart, ToRank, encode_step
 
-log = logging.getLogger("trident.engine")
-
 MODULE = "engine.service.rank"
 _EXCHANGE = re.compile(r"^rank \d+ did not come|^another rank of the model")
 _TICK_S = 0.5
-_EXIT_TIMEOUT_S = 2.0
 _LOADING_TIMEOUT_S = 60.0  # without a sign of life: the import of torch holds a rank's threads
 
 
@@ -172,8 +167,9 @@ class Leader:
                         rank.wait_s = wait_s
         except ChannelError:
             pass
-        how, is_own_fault = rank.end()
-        self._fail(EngineDeadError(f"{rank.name} {how}"), is_own_fault=is_own_fault)
+        death = rank.end()
+        ended = EngineDeadError(f"{rank.name} {death.reason}")
+        self._fail(ended, is_own_fault=death.is_own_fault)
         rank.channel.close()
 
     def _watch(self, patience_s: float) -> None:
@@ -186,7 +182,7 @@ class Leader:
                 seen[i] = rank.num_signs, silent_s
                 limit_s = patience_s if rank.loaded.is_set() else _LOADING_TIMEOUT_S
                 if silent_s > limit_s:
-                    stopped = ", stopped from outside" if rank.is_stopped else ""
+                    stopped = ", stopped from outside" if rank.process.is_stopped else ""
                     text = f"hung: it gave no sign of life for {silent_s:g} s{stopped}"
                     error = EngineDeadError(f"{rank.name} {text}")
                     self._fail(error, is_own_fault=not stopped)
@@ -203,7 +199,7 @@ class Leader:
         self.group.abort()
         for rank in self._ranks:
             rank.loaded.set()
-            rank.kill()
+            rank.process.kill()
 
     def _failed(self) -> TridentError:
         return self.failure or EngineDeadError("another rank of the model has ended")
@@ -237,6 +233,7 @@ class _Rank:
     """The process of another rank.
 
     Attributes:
+        process: of it.
         channel: to it.
         loaded: whether it has loaded its part, or never will.
         num_signs: messages that it has sent.
@@ -252,7 +249,7 @@ class _Rank:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     [
                         *(sys.executable, "-P", "-m", MODULE),
                         *("--fd", str(theirs.fileno())),
@@ -267,35 +264,15 @@ class _Rank:
                 raise ConfigError(
                     f"a rank cannot be started: {error.strerror}", param="tensor_parallel_size"
                 ) from None
-        self.pid = self._process.pid
+        self.process = ChildProcess(process)
         self.channel: Channel[ToRank, FromRank] = Channel(ours, FromRank)
-
-    def kill(self) -> None:
-        """Have the process end at once."""
-        self._process.kill()
 
     @property
     def name(self) -> str:
         """What errors call it."""
-        return f"rank {self.number} (process {self.pid})"
+        return f"rank {self.number} (process {self.process.pid})"
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the process is stopped from outside."""
-        try:
-            return psutil.Process(self.pid).status() == psutil.STATUS_STOPPED
-        except psutil.NoSuchProcess:
-            return False
-
-    def end(self) -> tuple[str, bool]:
-        """Make sure that the process has ended; return how, and whether by its own fault."""
+    def end(self) -> Death:
+        """Make sure that the process has ended; return how."""
         self.channel.shutdown()
-        try:
-            status = self._process.wait(_EXIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        if status < 0:
-            is_own_fault = -status not in (signal.SIGKILL, signal.SIGTERM)
-            return f"was killed by {signal.Signals(-status).name}", is_own_fault
-        return f"ended with status {status}; see its log", True
+        return self.process.end() or Death("cannot be killed", is_own_fault=True)

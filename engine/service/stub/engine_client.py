@@ -18,6 +18,7 @@ from engine.errors import (
     TridentError,
 )
 from engine.protocol.channel import ChannelError
+from engine.protocol.child_process import Death
 from engine.protocol.messages import (
     Abort,
     EngineFailed,
@@ -29,7 +30,7 @@ from engine.protocol.messages import (
 )
 from engine.service.stub.admission import Admission, PoisonRequestGuard
 from engine.service.stub.delivery import Delivery
-from engine.service.stub.engine_process import MODULE, Death
+from engine.service.stub.engine_process import MODULE
 from engine.service.stub.request_log import log_end
 from engine.service.stub.stream import NewRequest, RequestStream, ResponseSink, chunks_of
 from engine.service.stub.supervisor import Health, Supervisor

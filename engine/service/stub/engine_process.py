@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
 
 from engine.config.engine_config import EngineConfig
 from engine.errors import ConfigError, EngineDeadError, TridentError
 from engine.protocol.channel import Channel, ChannelError
+from engine.protocol.child_process import ChildProcess, Death
 from engine.protocol.messages import (
     EngineFailed,
     FromEngine,
@@ -30,23 +26,6 @@ from engine.protocol.messages import (
 from engine.service.stub.environment import engine_environment
 
 MODULE = "engine.service.process"
-_EXIT_TIMEOUT_S = 2.0
-
-# Signals by which a program ends through its own fault.
-_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}
-
-
-@dataclass(frozen=True)
-class Death:
-    """How a process ended.
-
-    Attributes:
-        reason: text that follows "the engine process".
-        is_own_fault: it crashed, rather than was killed from outside.
-    """
-
-    reason: str
-    is_own_fault: bool
 
 
 class EngineProcess:
@@ -72,7 +51,7 @@ class EngineProcess:
             ours, theirs = socket.socketpair()
             with theirs:
                 try:
-                    self._process = subprocess.Popen(
+                    process = subprocess.Popen(
                         # -P: no package of the working directory in place of ours.
                         [python, "-P", "-m", module, "--fd", str(theirs.fileno())],
                         pass_fds=[theirs.fileno()],
@@ -85,7 +64,7 @@ class EngineProcess:
         except OSError as error:  # no such program, or no process or file descriptor left
             raise ConfigError(f"cannot be started: {error.strerror}", param=python) from None
         self._channel: Channel[ToEngine, FromEngine] = Channel(ours, FromEngine)
-        self._num_oom_kills = _num_oom_kills()
+        self._process = ChildProcess(process)
         self.num_heartbeats = 0
         self.iteration_s = 0.0  # as the last heartbeat said
         self.is_ready = False
@@ -150,7 +129,7 @@ class EngineProcess:
 
     def kill(self, why: str) -> None:
         """End a process that hangs; `messages` ends at once, even if the process cannot die."""
-        stopped = _is_stopped(self.pid)
+        stopped = self._process.is_stopped
         self._hung = Death(f"{why}, stopped from outside" if stopped else why, not stopped)
         self._process.kill()
         self._channel.shutdown()
@@ -158,42 +137,13 @@ class EngineProcess:
     def end(self) -> Death:
         """Make sure that the process has ended; return how."""
         self._channel.shutdown()
-        try:
-            status = self._process.wait(_EXIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            try:
-                status = self._process.wait(_EXIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:  # inside the kernel, as a lost GPU makes it
-                return Death("cannot be killed", is_own_fault=True)
+        death = self._process.end()
+        if death is None:
+            return Death("cannot be killed", is_own_fault=True)
         self._channel.close()
-        return self._hung or self._failed or self._death(status)
+        return self._hung or self._failed or death
 
     def shut_down(self) -> None:
         """Ask the process to end, and see that it does."""
         self.send(Shutdown())
         self.end()
-
-    def _death(self, status: int) -> Death:
-        if status >= 0:
-            return Death(f"ended with status {status}; its log says why", is_own_fault=status != 0)
-        name = signal.Signals(-status).name
-        if status == -signal.SIGKILL and _num_oom_kills() > self._num_oom_kills:
-            return Death(f"was killed by {name} because memory ran out", is_own_fault=True)
-        return Death(f"was killed by {name}", is_own_fault=-status in _CRASHES)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _num_oom_kills() -> int:
-    """Return how many processes this machine's kernel has killed to get their memory."""
-    try:
-        counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
-        return int(counters[counters.index("oom_kill") + 1])
-    except (OSError, ValueError):  # an old kernel, or hidden by a sandbox
-        return 0

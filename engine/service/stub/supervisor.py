@@ -12,9 +12,10 @@ from msgspec import structs
 
 from engine.config.engine_config import EngineConfig
 from engine.errors import EngineDeadError, TridentError
+from engine.protocol.child_process import Death
 from engine.protocol.messages import FromEngine, Ready, Shutdown, ToEngine
 from engine.restart_delay import RestartDelay
-from engine.service.stub.engine_process import Death, EngineProcess
+from engine.service.stub.engine_process import EngineProcess
 
 log = logging.getLogger("trident.client")
 watchdog_log = logging.getLogger("trident.watchdog")
