@@ -29,7 +29,7 @@ from engine.core.ragged import ragged
 from engine.core.schedule import BlockWrites, SchedulerOutput
 from engine.core.schedule_builder import NO_NEW_REQUESTS
 from engine.ranks.shared_memory import SharedMemoryGroup, allocate_shared_memory
-from engine.ranks.wire import ToRank, decode_step, encode_step
+from engine.ranks.wire import Step, decode_step, encode_step
 
 _Times = list[float]
 _SIZES = ((1, 4096), (16, 4096), (64, 4096), (512, 4096))
@@ -109,7 +109,7 @@ def wire() -> str:
         no_blocks,
         no_blocks,
     )
-    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToRank)
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Step)
     content = encoder.encode(encode_step(step))
     encode = _microseconds(lambda: encoder.encode(encode_step(step)), 3000)
     decode = _microseconds(lambda: decode_step(decoder.decode(content)), 3000)
