@@ -20,7 +20,7 @@ from engine.execution.memory.kv_cache_plan import (
 from engine.execution.progress import in_tenths
 from engine.layers.experts import Experts
 from engine.layers.rank_group import RankGroup
-from engine.models.build import build_model
+from engine.models.build import build_model, feature_unit
 from engine.models.causal_lm import CausalLM
 from engine.models.process_weights import (
     WeightProcessor,
@@ -101,13 +101,8 @@ def load_weights(
         check_weights(outline, checkpoint)
     whole = None
     if group is not None:
-        if stored is not None:
-            raise UnsupportedError(
-                f"must be 1 for quantised checkpoints (this one is {stored.label})",
-                param="tensor_parallel_size",
-            )
         whole = outline
-        spec = shard(spec, group.rank, group.size)
+        spec = shard(spec, group.rank, group.size, feature_unit=feature_unit(whole))
         outline = build(spec, device=meta)
     if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):
         raise UnsupportedError(

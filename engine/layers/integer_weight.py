@@ -49,6 +49,11 @@ class Int8Weight(NamedTuple):
     def kind(self) -> IntegerKind:
         return IntegerKind(8, None)
 
+    def part(self, rows: Sequence[range], columns: range) -> Int8Weight:
+        """Return some rows, one range after the other, of some columns."""
+        steps = columns_of(rows_of(self.steps, rows), columns).contiguous()
+        return Int8Weight(steps, rows_of(self.scale, rows))
+
 
 class GroupedWeight(NamedTuple):
     """A weight [N, K] of `bits` bits, `steps * scale + offset` with both of a group of inputs.
@@ -89,6 +94,20 @@ class GroupedWeight(NamedTuple):
             return (self.steps.float() - self.zero) * scale
         return self.steps * scale + self.offset.repeat_interleave(self.group_size, 1)
 
+    def part(self, rows: Sequence[range], columns: range) -> GroupedWeight:
+        """Return some rows, one range after the other, of some columns.
+
+        Where these begin or end within a group, all groups are cut into parts as long.
+        """
+        depth = self.steps.shape[1]
+        scale, offset = (
+            None if each is None else groups_of(rows_of(each, rows), depth, columns)
+            for each in (self.scale, self.offset)
+        )
+        assert scale is not None
+        steps = columns_of(rows_of(self.steps, rows), columns).contiguous()
+        return GroupedWeight(steps, scale, offset, self.bits)
+
     def with_offset(self) -> GroupedWeight:
         """Return it with an offset, if it has none."""
         return self if self.offset is not None else self._replace(offset=-self.zero * self.scale)
@@ -105,6 +124,28 @@ class GroupedWeight(NamedTuple):
 
 
 IntegerWeight = Int8Weight | GroupedWeight
+
+
+def rows_of(tensor: Tensor, rows: Sequence[range]) -> Tensor:
+    """Return some rows of `tensor`, one range after the other."""
+    parts = [tensor[each.start : each.stop] for each in rows]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def columns_of(tensor: Tensor, columns: range) -> Tensor:
+    """Return some columns of `tensor`."""
+    return tensor[:, columns.start : columns.stop]
+
+
+def groups_of(scales: Tensor, depth: int, columns: range) -> Tensor:
+    """Return the scales [N, groups] of some of `depth` columns, of parts of groups if need be."""
+    num_groups = scales.shape[1]
+    if num_groups == 1:
+        return scales
+    size = depth // num_groups
+    part = math.gcd(size, columns.start, len(columns))
+    found = scales.repeat_interleave(size // part, 1)
+    return found[:, columns.start // part : columns.stop // part]
 
 
 def common_kind(kinds: Collection[IntegerKind]) -> IntegerKind | None:

@@ -9,7 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.layers.integer_weight import Int8Weight, IntegerWeight
+from engine.layers.integer_weight import (
+    Int8Weight,
+    IntegerWeight,
+    columns_of,
+    groups_of,
+    rows_of,
+)
 from kernels.quantized.codes import BITS, Codes, Kind, pack
 from kernels.quantized.fp8_gemm import GROUP
 from kernels.quantized.rows import quantize_rows
@@ -33,6 +39,18 @@ class Fp8Weight(NamedTuple):
     def packed(self) -> Codes:
         """Return the codes of products that widen them."""
         return pack(self.codes.view(torch.uint8), "e4m3", self.scale)
+
+    def part(self, rows: Sequence[range], columns: range) -> Fp8Weight | WNA16Weight:
+        """Return some rows, one range after the other, of some columns.
+
+        Products of FP8 need whole blocks of these.
+        """
+        scale = _scales_of(self.scale, self.codes.shape, rows, columns)
+        codes = columns_of(rows_of(self.codes.view(torch.uint8), rows), columns).contiguous()
+        is_of_channels = scale.shape == (len(codes), 1)
+        if not is_of_channels and codes.shape[1] != GROUP * scale.shape[1]:
+            return WNA16Weight(codes, "e4m3", scale)
+        return Fp8Weight(codes.view(self.codes.dtype), scale, self.input_scale)
 
 
 class WNA16Weight(NamedTuple):
@@ -58,6 +76,19 @@ class WNA16Weight(NamedTuple):
     def packed(self) -> Codes:
         """Return the codes of its rows, whose columns are in the order of `order`."""
         return pack(self.steps, self.kind, self.scale, self.offset, self.table, self.factor)
+
+    def part(self, rows: Sequence[range], columns: range) -> WNA16Weight:
+        """Return some rows, one range after the other, of some columns, if these are in order."""
+        assert self.order is None or len(columns) == len(self.order)
+        offset = self.offset
+        if offset is not None:
+            offset = groups_of(rows_of(offset, rows), self.steps.shape[1], columns)
+        return self._replace(
+            steps=columns_of(rows_of(self.steps, rows), columns).contiguous(),
+            scale=_scales_of(self.scale, self.steps.shape, rows, columns),
+            offset=offset,
+            factor=None if self.factor is None else rows_of(self.factor, rows),
+        )
 
     def rows(self, chosen: slice) -> WNA16Weight:
         """Return the weight of some rows."""
@@ -155,6 +186,20 @@ def stack_wna16(parts: Sequence[WNA16Weight]) -> WNA16Weight | None:
         torch.cat(factors) if factors else None,
         first.order,
     )
+
+
+def _scales_of(scale: Tensor, shape: torch.Size, rows: Sequence[range], columns: range) -> Tensor:
+    """Return the scales of some rows and columns of a weight, each of as many rows as can be.
+
+    Args:
+        scale: [N / R, groups], of R rows each.
+        shape: of the weight.
+    """
+    size = shape[0] // len(scale)
+    shared = math.gcd(size, *(bound for part in rows for bound in (part.start, part.stop)))
+    scale = scale.repeat_interleave(size // shared, 0)
+    parts = [range(part.start // shared, part.stop // shared) for part in rows]
+    return groups_of(rows_of(scale, parts), shape[1], columns)
 
 
 def _stack_scales(parts: Sequence[tuple[int, Tensor]]) -> Tensor:

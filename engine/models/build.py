@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from engine.errors import UnsupportedError
@@ -11,6 +13,7 @@ from engine.models.causal_lm import CausalLM
 from engine.models.spec import ModelSpec
 from engine.quantization.format import QuantizedCheckpoint
 from engine.quantization.scheme import Quantized
+from engine.quantization.stored import StoredProjection
 
 
 def build_model(
@@ -45,5 +48,15 @@ def build_model(
                 param="config.json: quantization_config",
             )
         prefix = names.find_prefix(quantization.tensor_names())
-        scheme = Quantized(quantization, names, prefix, dtype, device)
+        scheme = Quantized(quantization, spec, prefix, dtype, device)
     return CausalLM(spec, scheme, max_model_len=max_model_len, group=group).eval()
+
+
+def feature_unit(model: CausalLM) -> int:
+    """Return how many features of an MLP a quantised checkpoint stores together; 1: none."""
+    units = [
+        module.unit
+        for name, module in model.named_modules()
+        if isinstance(module, StoredProjection) and name.endswith(".down_proj")
+    ]
+    return math.lcm(*units)

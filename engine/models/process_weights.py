@@ -9,6 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -169,14 +170,17 @@ class WeightProcessor:
         if isinstance(module, DecoderLayer):
             fuse_norms(module)
 
-    def finish(self, read_head: Callable[[], IntegerWeight | None] = lambda: None) -> None:
+    def finish(
+        self, read_head: Callable[[slice], IntegerWeight | None] = lambda rows: None
+    ) -> None:
         """Convert the layers that have not been, and the head.
 
         A tied head is a processed copy: the embedding needs plain rows. If all layers can be fused,
         the model runs them in one operation afterwards.
 
         Args:
-            read_head: returns the integers that the checkpoint has for the head; None: it has none.
+            read_head: returns the integers that the checkpoint has for rows of the head; None: it
+                has none.
 
         Raises:
             UnsupportedError, CheckpointError: as `process`.
@@ -185,7 +189,12 @@ class WeightProcessor:
         self.process(model.model)
         own = model.lm_head if isinstance(model.lm_head, LMHead) else None
         rows = (own or model.model.embed_tokens).rows
-        head = self._methods.of_stored_head(rows, read_head) or self._methods.of_head(rows)
+        tokens = model.spec.vocabulary
+        own_rows = slice(0, None)
+        if tokens is not None:
+            own_rows = slice(tokens.start, tokens.start + tokens.size)
+        stored = self._methods.of_stored_head(rows, partial(read_head, own_rows))
+        head = stored or self._methods.of_head(rows)
         head = self._placed(head)
         if own is None:
             model.model.embed_tokens.head = head
@@ -245,7 +254,13 @@ def num_bytes_while_loading(
         largest = max(largest, loaded)
         num_bytes += sum(map(methods.num_bytes, projections)) - loaded
     # What a projection stands for is computed in float32.
-    largest += 2 * max((module.num_bytes_dequantized for module in quantized), default=0)
+    largest += max(
+        (
+            max(2 * module.num_bytes_dequantized, module.num_bytes_while_dequantized)
+            for module in quantized
+        ),
+        default=0,
+    )
     head = model.lm_head if isinstance(model.lm_head, LMHead) else model.model.embed_tokens
     return num_bytes + max(largest, methods.num_bytes_of_head(head.rows))
 

@@ -7,12 +7,20 @@ unit, and rank 0, which also draws, has the smallest. Importing this imports no 
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, replace
 
 from engine.errors import UnsupportedError
 from engine.models.spec import AttentionSpec, Gated, LayerSpec, ModelSpec, MoE, Plain, ShardRange
 
-_FEATURES = 16  # at most, in one unit: what a GEMM on a CPU packs together
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+# Projections of which ranks have parts of the inputs, so that their results are summed.
+SUMMED = (".o_proj", ".down_proj")
+
+_FEATURES = 16  # in one unit, if there are so many: what a GEMM on a CPU packs together
+_MUCH_MORE = 1.25
 _TOKENS = 64  # likewise: rows of a head are padded to as many
 
 
@@ -21,8 +29,11 @@ def split(units: int, ranks: int, rank: int) -> range:
     return range(units * rank // ranks, units * (rank + 1) // ranks)
 
 
-def shard(spec: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
+def shard(spec: ModelSpec, rank: int, num_ranks: int, *, feature_unit: int = 1) -> ModelSpec:
     """Return what `rank` of `num_ranks` computes of the whole model `spec`.
+
+    Args:
+        feature_unit: features of an MLP that are stored together, and not cut if that can be.
 
     Raises:
         UnsupportedError: the model has too few heads, features or tokens; names the largest
@@ -36,7 +47,7 @@ def shard(spec: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
             "head or a feature; set it to that, or lower",
             param="tensor_parallel_size",
         )
-    cut = _Cut(rank, num_ranks)
+    cut = _Cut(rank, num_ranks, math.lcm(_FEATURES, feature_unit))
     names = spec.tensor_names
     if names.qkv_heads:
         heads = len(split(names.qkv_heads, num_ranks, rank))
@@ -51,6 +62,35 @@ def shard(spec: ModelSpec, rank: int, num_ranks: int) -> ModelSpec:
     )
 
 
+def parts_of(spec: ModelSpec, name: str) -> tuple[ShardRange, ...]:
+    """Return which heads, features or tokens the rank `spec` has of a tensor; (): all.
+
+    Several parts are one after the other in the tensor.
+
+    Args:
+        name: ours of the tensor, or of its projection.
+    """
+    if (layer := _LAYER.match(name)) is None:
+        return () if spec.vocabulary is None else (spec.vocabulary,)
+    path = name[layer.end() :].split(".")
+    attention, mlp = spec.layers[int(layer[1])].attention, spec.layers[int(layer[1])].mlp
+    queries, keys, features = attention.query_heads, attention.kv_heads, mlp.features
+    if isinstance(mlp, MoE) and "shared_expert" in path:
+        features = mlp.shared_features
+    if queries is None or keys is None or features is None:
+        return ()
+    if "qkv_proj" in path:
+        # Heads that are side by side are cut as one.
+        return (queries,) if spec.tensor_names.qkv_heads else (queries, keys, keys)
+    if {"q_proj", "q_norm", "o_proj", "sinks"}.intersection(path):
+        return (queries,)
+    if {"k_proj", "v_proj", "k_norm"}.intersection(path):
+        return (keys,)
+    # Gates and ups of experts alternate, those of others are one after the other.
+    is_stacked = "gate_up_proj" in path and "experts" not in path
+    return (features, features) if is_stacked else (features,)
+
+
 def max_ranks(spec: ModelSpec) -> int:
     """Return into how many ranks the whole model `spec` can be cut."""
     return min(spec.vocab_size, *(_most_of(layer) for layer in spec.layers))
@@ -58,7 +98,9 @@ def max_ranks(spec: ModelSpec) -> int:
 
 def token_counts(vocab_size: int, num_ranks: int) -> list[int]:
     """Return how many tokens of the vocabulary each rank has."""
-    return [_Cut(rank, num_ranks).part(vocab_size, _TOKENS).size for rank in range(num_ranks)]
+    return [
+        _Cut(rank, num_ranks, _FEATURES).part(vocab_size, _TOKENS).size for rank in range(num_ranks)
+    ]
 
 
 def _most_of(layer: LayerSpec) -> int:
@@ -75,18 +117,29 @@ class _Cut:
 
     rank: int
     num_ranks: int
+    features: int  # at most, in one unit
 
     def layer(self, layer: LayerSpec) -> LayerSpec:
         return replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
 
     def part(self, size: int, largest_unit: int) -> ShardRange:
-        """Return the rank's part of `size`, in the largest units that leave one for each rank."""
+        """Return the rank's part of `size`, in the largest units that leave one for each rank.
+
+        Smaller ones, if the largest rank would have much more than its share.
+        """
         unit = largest_unit
-        while unit > 1 and -(-size // unit) < self.num_ranks:
+        while unit > 1 and not self._is_fair(size, unit):
             unit //= 2
         found = split(-(-size // unit), self.num_ranks, self.rank)
         start = unit * found.start
         return ShardRange(start, min(unit * found.stop, size) - start, size)
+
+    def _is_fair(self, size: int, unit: int) -> bool:
+        """Return whether each rank has a unit, and none much more than its share of large ones."""
+        num_units = -(-size // unit)
+        most = unit * -(-num_units // self.num_ranks)
+        is_much = unit > _FEATURES and most * self.num_ranks > _MUCH_MORE * size
+        return num_units >= self.num_ranks and not is_much
 
     def _attention(self, spec: AttentionSpec) -> AttentionSpec:
         num_kv_heads, per_head = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
@@ -111,9 +164,9 @@ class _Cut:
         )
 
     def _mlp(self, spec: Gated | Plain | MoE) -> Gated | Plain | MoE:
-        features = self.part(spec.size, _FEATURES)
+        features = self.part(spec.size, self.features)
         spec = replace(spec, size=features.size, features=features)
         if isinstance(spec, MoE) and spec.shared_size:
-            shared = self.part(spec.shared_size, _FEATURES)
+            shared = self.part(spec.shared_size, self.features)
             spec = replace(spec, shared_size=shared.size, shared_features=shared)
         return spec

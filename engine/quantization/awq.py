@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.errors import UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
-from engine.quantization.format import Format, Stored, num_bytes_of_codes, unpack
+from engine.quantization.format import Axis, Format, Stored, num_bytes_of_codes, unpack
 
 _BITS = 4
 _PER_WORD = 32 // _BITS
@@ -37,10 +37,11 @@ class Awq(Format):
                 param="quantization_config",
             )
         groups, words = in_features // self.group_size, out_features // _PER_WORD
+        channels, of_groups = Axis(1, _PER_WORD), Axis(0, self.group_size)
         return {
-            "qweight": Stored((in_features, words), torch.int32),
-            "qzeros": Stored((groups, words), torch.int32),
-            "scales": Stored((groups, out_features), torch.float32),
+            "qweight": Stored((in_features, words), torch.int32, channels, Axis(0)),
+            "qzeros": Stored((groups, words), torch.int32, channels, of_groups),
+            "scales": Stored((groups, out_features), torch.float32, Axis(1), of_groups),
         }
 
     def integer_kind(self, in_features: int) -> IntegerKind:

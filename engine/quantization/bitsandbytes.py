@@ -17,7 +17,7 @@ from engine.errors import CheckpointError
 from engine.fields import Fields
 from engine.layers.integer_weight import Int8Weight
 from engine.layers.stored_weight import WNA16Weight, of_integers
-from engine.quantization.format import Format, Stored, num_bytes_of_codes
+from engine.quantization.format import Axis, Format, Stored, num_bytes_of_codes
 from kernels.quantized.codes import can_pack
 
 _LARGEST = 127  # the integer that stands for the largest weight of a channel
@@ -38,8 +38,8 @@ class LlmInt8(Format):
 
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         return {
-            "weight": Stored((out_features, in_features), torch.int8),
-            "SCB": Stored((out_features,), torch.float32),
+            "weight": Stored((out_features, in_features), torch.int8, Axis(0), Axis(1)),
+            "SCB": Stored((out_features,), torch.float32, Axis(0)),
             "weight_format": Stored((), torch.uint8),
         }
 

@@ -12,7 +12,7 @@ from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, Int8Weight, IntegerKind
 from engine.layers.stored_weight import WNA16Weight, in_groups
-from engine.quantization.format import Format, Stored, num_bytes_of_codes, unpack
+from engine.quantization.format import Axis, Format, Stored, num_bytes_of_codes, unpack
 from engine.quantization.fp8 import Fp8
 from engine.quantization.nvfp4 import Nvfp4
 from kernels.quantized.codes import can_pack
@@ -30,10 +30,12 @@ class Int8Channels(Format):
         return "compressed-tensors, int8"
 
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
-        scales = (out_features, 1) if self.per_channel else (1,)
+        scales = Stored((1,), torch.float32)
+        if self.per_channel:
+            scales = Stored((out_features, 1), torch.float32, Axis(0))
         stored = {
-            "weight": Stored((out_features, in_features), torch.int8),
-            "weight_scale": Stored(scales, torch.float32),
+            "weight": Stored((out_features, in_features), torch.int8, Axis(0), Axis(1)),
+            "weight_scale": scales,
         }
         if self.has_input_scale:
             stored["input_scale"] = Stored((1,), torch.float32)
@@ -80,17 +82,25 @@ class PackedGroups(Format):
                 f"{out_features} x {in_features} (outputs x inputs)",
                 param="quantization_config",
             )
+        groups, rows = in_features // group_size, Axis(0)
+        of_groups = Axis(1, group_size) if groups > 1 and not self.has_group_index else None
         stored = {
-            "weight_packed": Stored((out_features, in_features // per_word), torch.int32),
-            "weight_scale": Stored((out_features, in_features // group_size), torch.float32),
-            "weight_shape": Stored((2,), torch.int64),
+            "weight_packed": Stored(
+                (out_features, in_features // per_word), torch.int32, rows, Axis(1, per_word)
+            ),
+            "weight_scale": Stored((out_features, groups), torch.float32, rows, of_groups),
+            "weight_shape": Stored((2,), torch.int64, is_shape=True),
         }
         if self.has_zeros:
-            words, groups = -(-out_features // per_word), in_features // group_size
-            stored["weight_zero_point"] = Stored((words, groups), torch.int32)
+            words = (-(-out_features // per_word), groups)
+            stored["weight_zero_point"] = Stored(words, torch.int32, Axis(0, per_word), of_groups)
         if self.has_group_index:
-            stored["weight_g_idx"] = Stored((in_features,), torch.int32)
+            stored["weight_g_idx"] = Stored((in_features,), torch.int32, columns=Axis(0))
         return stored
+
+    @property
+    def has_any_order(self) -> bool:
+        return self.has_group_index
 
     def integer_kind(self, in_features: int) -> IntegerKind | None:
         if self.has_group_index:
@@ -126,10 +136,7 @@ class PackedGroups(Format):
 
     def _steps(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the integers [N, K] from 0 on, int32."""
-        steps = unpack(tensors["weight_packed"], self.bits, 1)
-        if tensors["weight_shape"].tolist() != list(steps.shape):
-            raise CheckpointError(f"must be {list(steps.shape)}", param="weight_shape")
-        return steps
+        return unpack(tensors["weight_packed"], self.bits, 1)
 
     def _zeros(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the integers that stand for 0, [N, groups]."""

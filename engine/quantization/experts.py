@@ -12,7 +12,7 @@ from engine.layers.linear.linear import parameter
 from engine.layers.stored_weight import Fp8Weight, WNA16Weight, stack_fp8, stack_wna16
 from engine.models.tensor_names import ExpertTensors
 from engine.quantization.format import Format
-from engine.quantization.stored import StoredProjection
+from engine.quantization.stored import Cut, StoredProjection, Window
 from kernels.quantized.codes import Codes, stack
 
 
@@ -24,9 +24,11 @@ class QuantizedExperts(nn.Module):
 
     Attributes:
         num_bytes_dequantized: of the weights that it stands for.
+        num_bytes_while_dequantized: that a CPU takes for the largest one in float32.
 
     Args:
         plain: of the same shape, without memory (on the meta device).
+        windows: what this has of the weight of each projection, which is that of all experts.
         formats: of each projection.
         layout: as `TensorNames.experts`; gates and ups that are together alternate.
         path: the name of the module, for errors.
@@ -35,6 +37,7 @@ class QuantizedExperts(nn.Module):
     def __init__(
         self,
         plain: Experts,
+        windows: Mapping[str, Window],
         formats: Mapping[str, Format],
         *,
         layout: ExpertTensors,
@@ -46,19 +49,20 @@ class QuantizedExperts(nn.Module):
         self._device = device
         self._layout = layout
         self.num_bytes_dequantized = plain.gate_up.nbytes + plain.down.nbytes
-        num_experts, hidden_size, size = plain.down.shape
-        gate_up = {"gate_up_proj": 2 * size}
-        if layout != "gates and ups":
-            gate_up = {"gate_proj": size, "up_proj": size}
-        shapes = {part: (rows, hidden_size) for part, rows in gate_up.items()}
-        shapes["down_proj"] = (hidden_size, size)
         self.stored = nn.ModuleDict(
             {
                 part: StoredProjection(
-                    formats[part], *shape, path=f"{path}.{part}", device=device, count=num_experts
+                    formats[part],
+                    window,
+                    path=f"{path}.{part}",
+                    device=device,
+                    count=len(plain.down),
                 )
-                for part, shape in shapes.items()
+                for part, window in windows.items()
             }
+        )
+        self.num_bytes_while_dequantized = 4 * max(
+            self._part(name).num_weights for name in self.stored
         )
         self.gate_up_bias = self._bias(plain.gate_up_bias)
         self.down_bias = self._bias(plain.down_bias)
@@ -105,6 +109,21 @@ class QuantizedExperts(nn.Module):
                 continue
             tensors |= {f"experts.{i}.{part}.bias": each for i, each in enumerate(bias)}
         return tensors
+
+    def cuts(self) -> dict[str, Cut]:
+        """Return which elements a rank has of the tensors that are cut, by the same names."""
+        found: dict[str, Cut] = {}
+        for part in self.stored:
+            for name, cut in self._part(part).cuts.items():
+                of_all = cut._replace(dim=cut.dim + 1)
+                if self._layout == "gates and ups":
+                    found[f"experts.{part}_{name}"] = of_all
+                elif self._layout == "projection":
+                    found[f"experts.{part}.{name}"] = of_all
+                else:
+                    count = range(len(self.plain.down))
+                    found |= {f"experts.{i}.{part}.{name}": cut for i in count}
+        return found
 
     @property
     def stays_on_gpu(self) -> bool:

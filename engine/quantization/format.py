@@ -14,11 +14,38 @@ from engine.layers.stored_weight import Fp8Weight, WNA16Weight, of_integers
 from kernels.quantized.codes import can_pack
 
 
+class Axis(NamedTuple):
+    """The dimension of a stored tensor along which it has the rows, or the columns, of a weight.
+
+    Attributes:
+        weights: which have `elements` of the tensor together.
+    """
+
+    dim: int
+    weights: int = 1
+    elements: int = 1
+
+    def range_of(self, part: range) -> range:
+        """Return the elements of some rows or columns, whole ones at both ends."""
+        return range(
+            part.start // self.weights * self.elements,
+            -(-part.stop // self.weights) * self.elements,
+        )
+
+
 class Stored(NamedTuple):
-    """A tensor of the checkpoint. One of a float type may be stored in any other."""
+    """A tensor of the checkpoint. One of a float type may be stored in any other.
+
+    Attributes:
+        rows, columns: of the weight; None: it is of all of them.
+        is_shape: it holds the two sizes of the weight.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    rows: Axis | None = None
+    columns: Axis | None = None
+    is_shape: bool = False
 
 
 class Format(Protocol):
@@ -38,8 +65,16 @@ class Format(Protocol):
         """The float32 tensors whose values may be 0, as scales may not; all must be finite."""
         return frozenset()
 
+    @property
+    def has_any_order(self) -> bool:
+        """Whether the inputs of a group may be any, so that some of them are in all groups."""
+        return False
+
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
         """Return the tensors that a projection is stored in, by the rest of their names.
+
+        A rank has the elements of its rows or its columns. Where no tensor has an axis of them, it
+        has all, and takes its part of the weight.
 
         Raises:
             UnsupportedError: the format cannot hold a weight of this shape.
@@ -101,8 +136,8 @@ class QuantizedCheckpoint(Protocol):
             CheckpointError: a file is missing or broken.
         """
 
-    def head(self) -> IntegerWeight | None:
-        """Return the weight of the head, of the embedding if both are tied, where it is integers.
+    def head(self, rows: slice) -> IntegerWeight | None:
+        """Return rows of the head, of the embedding if both are tied, where it is integers.
 
         Raises:
             CheckpointError: the file cannot be read.

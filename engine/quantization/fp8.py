@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.fields import Fields
 from engine.layers.stored_weight import Fp8Weight, WNA16Weight, of_blocks
-from engine.quantization.format import Format, Stored
+from engine.quantization.format import Axis, Format, Stored
 from kernels.quantized.codes import can_pack
 
 
@@ -40,12 +40,17 @@ class Fp8(Format):
         return "fp8"
 
     def tensors(self, out_features: int, in_features: int) -> dict[str, Stored]:
-        scales: tuple[int, ...] = (out_features, 1) if self.per_channel else (1,)
+        scales = Stored((1,), torch.float32)
+        if self.per_channel:
+            scales = Stored((out_features, 1), torch.float32, Axis(0))
         if self.block is not None:
-            scales = (-(-out_features // self.block[0]), -(-in_features // self.block[1]))
+            shape = (-(-out_features // self.block[0]), -(-in_features // self.block[1]))
+            rows, columns = (Axis(dim, size) for dim, size in enumerate(self.block))
+            scales = Stored(shape, torch.float32, rows, columns)
+        shape = (out_features, in_features)
         stored = {
-            "weight": Stored((out_features, in_features), torch.float8_e4m3fn),
-            self.scale_name: Stored(scales, torch.float32),
+            "weight": Stored(shape, torch.float8_e4m3fn, Axis(0), Axis(1)),
+            self.scale_name: scales,
         }
         if self.input_scale_name is not None:
             stored[self.input_scale_name] = Stored((1,), torch.float32)

@@ -21,6 +21,7 @@ from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.layers.stored_weight import Fp8Weight, WNA16Weight
 from engine.quantization.format import (
+    Axis,
     Format,
     QuantizedCheckpoint,
     Stored,
@@ -44,11 +45,11 @@ class GgufBlocks(Format):
 
     Attributes:
         type_name: of the blocks; also F32, F16 and BF16.
-        num_heads: of a projection whose rows alternate between the halves of each head; or None.
+        head_dim: of a projection whose rows alternate between the halves of each head; or None.
     """
 
     type_name: str
-    num_heads: int | None = None
+    head_dim: int | None = None
 
     @property
     def label(self) -> str:
@@ -62,7 +63,11 @@ class GgufBlocks(Format):
                 f"{num_elements} of {self.type_name}",
                 param="config.json",
             )
-        return {"weight": Stored((out_features, in_features // num_elements * num_bytes), _BYTES)}
+        shape = (out_features, in_features // num_elements * num_bytes)
+        rows, columns = Axis(0, self.head_dim or 1), Axis(1, num_elements, num_bytes)
+        if self.head_dim is not None:
+            rows = rows._replace(elements=self.head_dim)
+        return {"weight": Stored(shape, _BYTES, rows, columns)}
 
     def integer_kind(self, in_features: int) -> IntegerKind | None:
         return integer_kind(self.type_name)
@@ -101,9 +106,9 @@ class GgufBlocks(Format):
 
     def in_order(self, rows: Tensor) -> Tensor:
         """Return the rows with the halves of each head one after the other."""
-        if self.num_heads is None:
+        if self.head_dim is None:
             return rows
-        pairs = rows.view(self.num_heads, -1, 2, *rows.shape[1:])
+        pairs = rows.view(-1, self.head_dim // 2, 2, *rows.shape[1:])
         return pairs.transpose(1, 2).reshape(rows.shape)
 
 
@@ -129,14 +134,14 @@ class GgufCheckpoint(QuantizedCheckpoint):
     def tensor_names(self) -> Collection[str]:
         return self.file.tensors
 
-    def head(self) -> GroupedWeight | None:
+    def head(self, rows: slice) -> GroupedWeight | None:
         names = [f"{name}.weight" for name in _HEADS if f"{name}.weight" in self.file.tensors]
         tensor = self.file.tensors[names[0]]
         path = tensor.file
         try:
             read = np.fromfile(path, np.uint8, tensor.num_bytes, offset=tensor.offset)
             blocks = torch.from_numpy(read).view(tensor.shape[0], -1)
-            return GgufBlocks(tensor.type_name).integers({"weight": blocks})
+            return GgufBlocks(tensor.type_name).integers({"weight": blocks[rows]})
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error.strerror}", param=str(path)) from None
         except CheckpointError as error:
@@ -146,11 +151,12 @@ class GgufCheckpoint(QuantizedCheckpoint):
         name = f"{module}.weight"
         if name not in self.file.tensors:
             raise CheckpointError(f"missing from {self.file.path.name}", param=name)
-        num_heads = None
+        tensor, head_dim = self.file.tensors[name], None
         if self.file.metadata["general.architecture"] in _IN_PAIRS:
             heads = {"attn_q": self.num_heads, "attn_k": self.num_kv_heads}
             num_heads = heads.get(module.rpartition(".")[2])
-        return GgufBlocks(self.file.tensors[name].type_name, num_heads)
+            head_dim = None if num_heads is None else tensor.shape[0] // num_heads
+        return GgufBlocks(tensor.type_name, head_dim)
 
 
 def read_gguf_checkpoint(folder: Path, config: Fields) -> GgufCheckpoint:

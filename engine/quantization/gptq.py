@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.layers.integer_weight import GroupedWeight, IntegerKind
 from engine.layers.stored_weight import WNA16Weight, in_groups
-from engine.quantization.format import Format, Stored, num_bytes_of_codes, unpack
+from engine.quantization.format import Axis, Format, Stored, num_bytes_of_codes, unpack
 from kernels.quantized.codes import can_pack
 
 
@@ -47,12 +48,23 @@ class Gptq(Format):
                 param="quantization_config",
             )
         groups = in_features // group_size
+        # A rank has whole groups, and the scales of all.
+        together = per_word if self.desc_act or groups == 1 else math.lcm(per_word, group_size)
         return {
-            "qweight": Stored((in_features // per_word, out_features), torch.int32),
-            "qzeros": Stored((groups, out_features // per_word), torch.int32),
-            "scales": Stored((groups, out_features), torch.float32),
-            "g_idx": Stored((in_features,), torch.int32),
+            "qweight": Stored(
+                (in_features // per_word, out_features),
+                torch.int32,
+                rows=Axis(1),
+                columns=Axis(0, together, together // per_word),
+            ),
+            "qzeros": Stored((groups, out_features // per_word), torch.int32, Axis(1, per_word)),
+            "scales": Stored((groups, out_features), torch.float32, Axis(1)),
+            "g_idx": Stored((in_features,), torch.int32, columns=Axis(0)),
         }
+
+    @property
+    def has_any_order(self) -> bool:
+        return self.desc_act
 
     def integer_kind(self, in_features: int) -> IntegerKind | None:
         if self.desc_act:
@@ -75,18 +87,22 @@ class Gptq(Format):
         return order + num_bytes_of_codes(out_features, in_features, self.bits, group, shift=shift)
 
     def for_gpu(self, tensors: Mapping[str, Tensor]) -> WNA16Weight | None:
-        scales = tensors["scales"]
+        group, scales, zeros = self._groups(tensors), tensors["scales"], self._zeros(tensors)
+        if not self.desc_act:  # of a rank, those that are its
+            first, last = int(group.min()), int(group.max())
+            group, scales, zeros = group - first, scales[first : last + 1], zeros[first : last + 1]
         steps = unpack(tensors["qweight"], self.bits, 0).to(torch.uint8).t()
-        offset = -self._zeros(tensors) * scales
-        return in_groups(steps, scales.t(), offset.t(), self.bits, self._groups(tensors))
+        return in_groups(steps, scales.t(), (-zeros * scales).t(), self.bits, group)
 
     def integers(self, tensors: Mapping[str, Tensor]) -> GroupedWeight | None:
-        group, scales = tensors["g_idx"], tensors["scales"]
-        in_order = torch.arange(len(group), device=group.device) * len(scales) // len(group)
-        if not torch.equal(group.long(), in_order):
+        group, scales, zeros = self._groups(tensors), tensors["scales"], self._zeros(tensors)
+        first, size = int(group[0]), len(group) if self.group_size == -1 else self.group_size
+        in_order = torch.arange(len(group), device=group.device) // size + first
+        if not torch.equal(group, in_order):
             return None
+        own = slice(first, int(group[-1]) + 1)
+        scales, zeros = scales[own], zeros[own]
         steps = unpack(tensors["qweight"], self.bits, 0).to(torch.uint8)
-        zeros = self._zeros(tensors)
         is_symmetric = bool((zeros == 2 ** (self.bits - 1)).all())
         offset = None if is_symmetric else (-zeros * scales).t()
         return GroupedWeight(steps.t().contiguous(), scales.t(), offset, self.bits)

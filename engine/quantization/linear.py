@@ -17,7 +17,7 @@ from engine.layers.stored_weight import (
     stack_wna16,
 )
 from engine.quantization.format import Format, num_bytes_of_codes
-from engine.quantization.stored import StoredProjection
+from engine.quantization.stored import Cut, StoredProjection, Window
 
 
 class QuantizedLinear(nn.Module):
@@ -30,10 +30,12 @@ class QuantizedLinear(nn.Module):
         bias: as it is stored; `ordered_bias` is that of the weight.
         device: of its tensors.
         num_bytes_dequantized: of the weight that it stands for.
+        num_bytes_while_dequantized: that a CPU takes for its largest part in float32; a rank may
+            have to compute more than it keeps.
 
     Args:
         plain: of the same shape, without memory (on the meta device).
-        parts: name of each projection in the checkpoint -> its output features.
+        windows: name of each projection in the checkpoint -> what this is of its weight.
         formats: of each projection.
         names: of each projection in the checkpoint, for errors.
     """
@@ -41,7 +43,7 @@ class QuantizedLinear(nn.Module):
     def __init__(
         self,
         plain: Linear,
-        parts: Mapping[str, int],
+        windows: Mapping[str, Window],
         formats: Mapping[str, Format],
         *,
         names: Mapping[str, str],
@@ -53,17 +55,13 @@ class QuantizedLinear(nn.Module):
         self.num_bytes_dequantized = plain.weight.nbytes
         self.stored = nn.ModuleDict(
             {
-                part: StoredProjection(
-                    formats[part],
-                    out_features,
-                    plain.weight.shape[1],
-                    path=names[part],
-                    device=device,
-                )
-                for part, out_features in parts.items()
+                part: StoredProjection(formats[part], window, path=names[part], device=device)
+                for part, window in windows.items()
             }
         )
-        self._sizes = list(parts.values())
+        parts = self._parts().values()
+        self.num_bytes_while_dequantized = 4 * max(part.num_weights for part in parts)
+        self._sizes = [window.num_rows for window in windows.values()]
         self.bias: nn.Parameter | None = None
         if plain.bias is not None:
             self.bias = parameter(len(plain.bias), dtype=plain.bias.dtype, device=device)
@@ -100,6 +98,14 @@ class QuantizedLinear(nn.Module):
             biases = torch.split(self.bias, self._sizes)
             tensors |= {f"{part}.bias": bias for part, bias in zip(parts, biases, strict=True)}
         return tensors
+
+    def cuts(self) -> dict[str, Cut]:
+        """Return which elements a rank has of the tensors that are cut, by the same names."""
+        return {
+            f"{part}.{name}": cut
+            for part, projection in self._parts().items()
+            for name, cut in projection.cuts.items()
+        }
 
     def dequantized(self) -> Linear:
         """Return the projection with its weight.

@@ -16,7 +16,7 @@ from engine.errors import CheckpointError, UnsupportedError
 from engine.fields import Fields
 from engine.layers.stored_weight import WNA16Weight
 from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
-from engine.quantization.format import Format, Stored, num_bytes_of_codes
+from engine.quantization.format import Axis, Format, Stored, num_bytes_of_codes
 
 _BLOCK = 32
 _EXPONENT_BIAS = 127
@@ -41,10 +41,11 @@ class Mxfp4(Format):
                 f"in_features {in_features} is not a multiple of the block size {_BLOCK} of mxfp4",
                 param="quantization_config",
             )
-        num_blocks = in_features // _BLOCK
+        scales = (out_features, in_features // _BLOCK)
+        axes = (Axis(0), Axis(1, _BLOCK))
         return {
-            "blocks": Stored((out_features, num_blocks, _BLOCK // 2), torch.uint8),
-            "scales": Stored((out_features, num_blocks), torch.uint8),
+            "blocks": Stored((*scales, _BLOCK // 2), torch.uint8, *axes),
+            "scales": Stored(scales, torch.uint8, *axes),
         }
 
     def dequantize(self, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.errors import CheckpointError, UnsupportedError
 from engine.layers.stored_weight import WNA16Weight
 from engine.quantization.e2m1 import unpack_e2m1, unpack_nibbles
-from engine.quantization.format import Format, Stored, num_bytes_of_codes
+from engine.quantization.format import Axis, Format, Stored, num_bytes_of_codes
 
 _BLOCK = 16
 
@@ -44,10 +44,10 @@ class Nvfp4(Format):
                 f"in_features {in_features} is not a multiple of the block size {_BLOCK} of nvfp4",
                 param="quantization_config",
             )
-        scales = (out_features, in_features // _BLOCK)
+        shape, scales = (out_features, in_features // 2), (out_features, in_features // _BLOCK)
         stored = {
-            self.weight_name: Stored((out_features, in_features // 2), torch.uint8),
-            "weight_scale": Stored(scales, torch.float8_e4m3fn),
+            self.weight_name: Stored(shape, torch.uint8, Axis(0), Axis(1, 2)),
+            "weight_scale": Stored(scales, torch.float8_e4m3fn, Axis(0), Axis(1, _BLOCK)),
             self.global_name: Stored((1,), torch.float32),
         }
         if self.input_name is not None:

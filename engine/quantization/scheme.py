@@ -11,10 +11,13 @@ from torch import nn
 from engine.errors import UnsupportedError
 from engine.layers.experts import Experts
 from engine.layers.linear.linear import GatedLinear, Linear
+from engine.models.sharding import SUMMED, parts_of
+from engine.models.spec import ModelSpec
 from engine.models.tensor_names import ExpertTensors, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.format import Format, QuantizedCheckpoint
 from engine.quantization.linear import QuantizedLinear
+from engine.quantization.stored import Window
 from kernels.cpu.activation import Activation
 from kernels.experts.activation import ExpertActivation
 
@@ -26,13 +29,13 @@ class Quantized:
     """Makes the modules that the checkpoint has quantised, and plain ones of the others.
 
     Attributes:
-        names: how the checkpoint names our modules.
-        prefix: which of the prefixes of `names` it uses.
+        spec: of the model, or of a rank.
+        prefix: which of the prefixes of its tensor names the checkpoint uses.
         path: our name of the module for which it makes them.
     """
 
     checkpoint: QuantizedCheckpoint
-    names: TensorNames
+    spec: ModelSpec
     prefix: str
     dtype: torch.dtype
     device: torch.device
@@ -72,7 +75,7 @@ class Quantized:
         activation: ExpertActivation,
         bias: bool,
     ) -> nn.Module:
-        layout, name = self.names.experts, self.path.rpartition(".")[2]
+        layout, name = self._names.experts, self.path.rpartition(".")[2]
         projections = ("gate_proj", "up_proj", "down_proj")
         if layout == "each":
             parts = [f"{name}.{i}.{part}" for i in range(num_experts) for part in projections]
@@ -92,19 +95,32 @@ class Quantized:
         )
         if not formats:
             return plain
-        if self.names.gates_first:
+        if self._names.gates_first:
             raise UnsupportedError(
                 f"experts in one tensor ({self._stored_name(name)}) are not "
                 "supported for this architecture",
                 param="quantization_config",
             )
+        gate_up = {"gate_proj": size, "up_proj": size}
+        if layout == "gates and ups":
+            gate_up = {"gate_up_proj": 2 * size}
+        windows = {
+            part: self._window(f"{self.path}.{part}", rows, hidden_size)
+            for part, rows in gate_up.items()
+        }
+        windows["down_proj"] = self._window(f"{self.path}.down_proj", hidden_size, size)
         return QuantizedExperts(
             plain,
+            windows,
             _by_projection(formats, layout),
             layout=layout,
             path=self.path,
             device=self.device,
         )
+
+    @property
+    def _names(self) -> TensorNames:
+        return self.spec.tensor_names
 
     @property
     def _parent(self) -> str:
@@ -113,7 +129,7 @@ class Quantized:
     def _stored_parts(self, parts: Mapping[str, int]) -> dict[str, int]:
         """Return the projections that the checkpoint has of a linear, with their features."""
         name = self.path.rpartition(".")[2]
-        return {name: sum(parts.values())} if name in self.names.stacked else dict(parts)
+        return {name: sum(parts.values())} if name in self._names.stacked else dict(parts)
 
     def _formats(self, parts: Iterable[str], *, is_expert: bool) -> dict[str, Format]:
         """Return the format of each projection; nothing, if they are not quantised."""
@@ -134,11 +150,21 @@ class Quantized:
         self, plain: Linear, parts: Mapping[str, int], formats: Mapping[str, Format]
     ) -> QuantizedLinear:
         names = {part: self._stored_name(part) for part in parts}
-        return QuantizedLinear(plain, parts, formats, names=names, device=self.device)
+        in_features = plain.weight.shape[1]
+        windows = {
+            part: self._window(f"{self._parent}.{part}", out_features, in_features)
+            for part, out_features in parts.items()
+        }
+        return QuantizedLinear(plain, windows, formats, names=names, device=self.device)
+
+    def _window(self, name: str, out_features: int, in_features: int) -> Window:
+        """Return what a rank has of the projection `name`."""
+        parts = parts_of(self.spec, name)
+        return Window.of(out_features, in_features, parts, is_summed=name.endswith(SUMMED))
 
     def _stored_name(self, part: str) -> str:
         """Return the checkpoint's name of a projection beside or in the module."""
-        return self.names.of(f"{self._parent}.{part}", self.prefix)
+        return self._names.of(f"{self._parent}.{part}", self.prefix)
 
 
 def _by_projection(formats: Mapping[str, Format], layout: ExpertTensors) -> dict[str, Format]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -13,20 +11,19 @@ from torch import Tensor, nn
 from engine.checkpoint.tensor_files.elements import read_tensor
 from engine.checkpoint.tensor_files.headers import where_missing
 from engine.checkpoint.tensor_files.stored import DTYPES, FLOATS, StoredTensor
-from engine.errors import CheckpointError, UnsupportedError
+from engine.errors import CheckpointError
 from engine.layers.experts import Experts
 from engine.layers.linear.linear import Linear
 from engine.layers.vocabulary import Embedding, LMHead
 from engine.models.causal_lm import CausalLM
-from engine.models.spec import ModelSpec, MoE, ShardRange
+from engine.models.sharding import SUMMED, parts_of
+from engine.models.spec import ShardRange
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
-from engine.quantization.stored import StoredProjection
+from engine.quantization.stored import Cut, StoredProjection
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
-# Of projections of which ranks have parts of the inputs, so that their results are summed.
-_SUMMED_BIAS = re.compile(r"\.(o_proj|down_proj)[._]bias$")
+_SUMMED_BIASES = tuple(f"{name}{end}" for name in SUMMED for end in (".bias", "_bias"))
 
 
 class Piece(NamedTuple):
@@ -63,46 +60,43 @@ class Destination(NamedTuple):
         shape: of the checkpoint's tensor, a dimension of which may be several of `tensor`.
         other: serves a tensor that the checkpoint has in another shape.
         whole: shape that `tensor` has in a model that is not cut; None: this one.
-        parts: those of one dimension that this rank has, one after the other in `tensor`.
+        cut: of a rank, what it has of that; None: all.
     """
 
     tensor: Tensor
     shape: tuple[int, ...]
     other: Destination | None = None
     whole: tuple[int, ...] | None = None
-    parts: tuple[ShardRange, ...] = ()
+    cut: Cut | None = None
 
-    def of_a_rank(self, whole: Destination, parts: tuple[ShardRange, ...]) -> Destination:
-        """Return it for a tensor that goes to `whole` in a model that is not cut."""
+    def of_a_rank(
+        self, whole: Destination, parts: tuple[ShardRange, ...], cut: Cut | None
+    ) -> Destination:
+        """Return it for a tensor that goes to `whole` in a model that is not cut.
+
+        Args:
+            parts: what the rank has of one dimension, one after the other.
+            cut: the same, where it is known in elements.
+        """
         other = self.other
         if other is not None and whole.other is not None:
-            other = other.of_a_rank(whole.other, parts)
-        return Destination(self.tensor, whole.shape, other, tuple(whole.tensor.shape), parts)
+            other = other.of_a_rank(whole.other, parts, cut)
+        shape = tuple(whole.tensor.shape)
+        cut = cut or _cut(tuple(self.tensor.shape), shape, parts)
+        return Destination(self.tensor, whole.shape, other, shape, cut)
 
     def pieces(self, stored: StoredTensor) -> list[Piece]:
         """Return the pieces of its tensor, `stored`, that this rank has."""
-        shape = tuple(self.tensor.shape) if self.whole is None else self.whole
-        sizes = zip(self.tensor.shape, shape, strict=True)
-        cut = next((dim for dim, (mine, all_) in enumerate(sizes) if mine != all_), None)
-        if cut is None:
+        if self.whole is None or self.cut is None:
             return [Piece.whole(stored, self.tensor)]
-        # One head, feature or token may be several elements, or one element several of them.
-        unit = Fraction(shape[cut], sum(part.full for part in self.parts))
-        found, before, at = [], 0, 0
-        for part in self.parts:
-            first, size = unit * (before + part.start), unit * part.size
-            if first.denominator > 1 or size.denominator > 1:
-                raise UnsupportedError(
-                    f"must be another for this checkpoint: {stored.name} is stored in groups, "
-                    "which no rank has a part of; set it to a lower one",
-                    param="tensor_parallel_size",
-                )
-            start = [0] * len(shape)
-            start[cut] = int(first)
-            mine = self.tensor.narrow(cut, at, int(size))
-            found.append(Piece(stored, mine, shape, tuple(start)))
-            before, at = before + part.full, at + int(size)
-        assert at == self.tensor.shape[cut], f"{stored.name}: parts of another size"
+        found, at = [], 0
+        for each in self.cut.ranges:
+            start = [0] * len(self.whole)
+            start[self.cut.dim] = each.start
+            mine = self.tensor.narrow(self.cut.dim, at, len(each))
+            found.append(Piece(stored, mine, self.whole, tuple(start)))
+            at += len(each)
+        assert at == self.tensor.shape[self.cut.dim], f"{stored.name}: parts of another size"
         return found
 
     def of_shape(self, shape: tuple[int, ...]) -> Destination:
@@ -148,41 +142,40 @@ def rank_destinations(model: CausalLM, whole: CausalLM) -> dict[str, Destination
     """
     spec = model.spec
     mine = destinations(model, spec.tensor_names)
+    cuts = {
+        f"{path.rpartition('.')[0]}.{name}": cut
+        for path, module in model.named_modules()
+        if isinstance(module, (QuantizedLinear, QuantizedExperts))
+        for name, cut in module.cuts().items()
+    }
     found: dict[str, Destination | None] = {}
     for name, target in destinations(whole, whole.spec.tensor_names).items():
         if spec.rank and adds_to_sum(name):
             found[name] = None
         else:
-            found[name] = mine[name].of_a_rank(target, _parts(spec, name))
+            found[name] = mine[name].of_a_rank(target, parts_of(spec, name), cuts.get(name))
     return found
+
+
+def _cut(
+    mine: tuple[int, ...], whole: tuple[int, ...], parts: tuple[ShardRange, ...]
+) -> Cut | None:
+    """Return what a rank has of a tensor in which each head, feature or token is as large."""
+    dim = next((dim for dim, size in enumerate(whole) if mine[dim] != size), None)
+    if dim is None:
+        return None
+    each = whole[dim] // sum(part.full for part in parts)
+    ranges, before = [], 0
+    for part in parts:
+        start = each * (before + part.start)
+        ranges.append(range(start, start + each * part.size))
+        before += part.full
+    return Cut(dim, tuple(ranges))
 
 
 def adds_to_sum(name: str) -> bool:
     """Return whether our tensor `name` is a bias of what is summed over the ranks."""
-    return _SUMMED_BIAS.search(name) is not None
-
-
-def _parts(spec: ModelSpec, name: str) -> tuple[ShardRange, ...]:
-    """Return the parts of a tensor that the rank `spec` has, if it is one that is cut."""
-    if (layer := _LAYER.match(name)) is None:
-        return () if spec.vocabulary is None else (spec.vocabulary,)
-    path = name[layer.end() :].split(".")
-    attention, mlp = spec.layers[int(layer[1])].attention, spec.layers[int(layer[1])].mlp
-    queries, keys, features = attention.query_heads, attention.kv_heads, mlp.features
-    if isinstance(mlp, MoE) and "shared_expert" in path:
-        features = mlp.shared_features
-    if queries is None or keys is None or features is None:
-        return ()
-    if "qkv_proj" in path:
-        # Heads that are side by side are cut as one.
-        return (queries,) if spec.tensor_names.qkv_heads else (queries, keys, keys)
-    if {"q_proj", "q_norm", "o_proj", "sinks"}.intersection(path):
-        return (queries,)
-    if {"k_proj", "v_proj", "k_norm"}.intersection(path):
-        return (keys,)
-    # Gates and ups of experts alternate, those of others are one after the other.
-    is_stacked = "gate_up_proj" in path and "experts" not in path
-    return (features, features) if is_stacked else (features,)
+    return name.endswith(_SUMMED_BIASES)
 
 
 def _stacked_experts(experts: Experts, names: TensorNames) -> dict[str, Destination]:

@@ -31,11 +31,11 @@ def _kind(name: str) -> str:
 def test_weights_are_rounded_to_the_nearest(name: str) -> None:
     weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0))
     fmt, tensors = encoded = ENCODERS[name].encode(weight)
-    for key, (shape, dtype) in fmt.tensors(96, 256).items():
+    for key, stored in fmt.tensors(96, 256).items():
         if key.startswith("weight.quant_state"):
             continue
-        assert tensors[key].shape == shape
-        assert tensors[key].dtype == dtype
+        assert tensors[key].shape == stored.shape
+        assert tensors[key].dtype == stored.dtype
     error = ((encoded.decoded() - weight).norm() / weight.norm()).item()
     least, most = BOUNDS[_kind(name)]
     assert least < error < most

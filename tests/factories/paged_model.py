@@ -14,7 +14,7 @@ from engine.config.setting_types import Quantization
 from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.layers.rank_group import RankGroup
-from engine.models.build import build_model
+from engine.models.build import build_model, feature_unit
 from engine.models.kv_groups import KVGroups
 from engine.models.process_weights import WeightProcessor, check_deterministic
 from engine.models.registry import read_model_spec
@@ -67,7 +67,8 @@ class PagedModel:
         whole = None
         if group is not None:
             whole = build(self.spec, device=torch.device("meta"))
-            self.spec = shard(self.spec, group.rank, group.size)
+            unit = feature_unit(whole)
+            self.spec = shard(self.spec, group.rank, group.size, feature_unit=unit)
         self.model = build(self.spec, device=CPU, group=group)
         load_weights(self.model, path, whole=whole)
         if deterministic:

@@ -44,9 +44,9 @@ def _dequantized(fmt: Format, tensors: dict[str, Tensor], expected: Tensor) -> T
     rows, columns = expected.shape
     stored = fmt.tensors(rows, columns)
     assert stored.keys() == tensors.keys()
-    for name, (shape, dtype) in stored.items():
-        assert tensors[name].dtype == dtype
-        tensors[name] = tensors[name].view(shape)
+    for name, each in stored.items():
+        assert tensors[name].dtype == each.dtype
+        tensors[name] = tensors[name].view(each.shape)
     return fmt.dequantize(tensors)
 
 

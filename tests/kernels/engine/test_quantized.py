@@ -5,7 +5,10 @@ They stay as they are stored: a projection is a product of its own, not one of f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,14 @@ from engine.errors import UnsupportedError
 from engine.layers.linear.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from engine.layers.linear.linear import Linear
 from engine.layers.linear.wna16 import WNA16Linear
-from engine.models.build import build_model
+from engine.models.build import build_model, feature_unit
 from engine.models.linear_methods import gpu_linear_of_stored
 from engine.models.registry import read_model_spec
+from engine.models.sharding import SUMMED, shard
 from engine.quantization.fp8 import Fp8
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.registry import read_quantization
+from engine.quantization.stored import Window
 from engine.weights import SINGLE, load_weights
 from kernels import device
 from kernels.quantized.rows import quantize_rows
@@ -72,20 +77,28 @@ def without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
 def load(name: str, folder: Path) -> tuple[dict[str, Tensor], dict[str, QuantizedLinear]]:
     """Return a checkpoint's weights as floats, and its projections by their names."""
     plain, quantized = write_quantized(name, folder, **SMALL, **SIZES.get(name, {}))
-    model = build_model(
-        read_model_spec(quantized),
+    (found,) = projections(quantized)
+    return load_file(plain / SINGLE), found
+
+
+def projections(checkpoint: Path, num_ranks: int = 1) -> Iterator[dict[str, QuantizedLinear]]:
+    """Yield the projections of each rank by their names."""
+    build = partial(
+        build_model,
         max_model_len=16,
         dtype=torch.float16,
-        device=DEVICE,
-        quantization=read_quantization(quantized),
+        quantization=read_quantization(checkpoint),
     )
-    load_weights(model, quantized)
-    found = {
-        path: module
-        for path, module in model.named_modules()
-        if isinstance(module, QuantizedLinear)
-    }
-    return load_file(plain / SINGLE), found
+    spec = read_model_spec(checkpoint)
+    whole = build(spec, device=torch.device("meta"))
+    for rank in range(num_ranks):
+        model = build(shard(spec, rank, num_ranks, feature_unit=feature_unit(whole)), device=DEVICE)
+        load_weights(model, checkpoint, whole=whole if num_ranks > 1 else None)
+        yield {
+            path: module
+            for path, module in model.named_modules()
+            if isinstance(module, QuantizedLinear)
+        }
 
 
 def fp8_of(
@@ -102,6 +115,14 @@ def product_in(form: nn.Module | None) -> nn.Module:
     """Return the product of a form, which may be below an activation."""
     assert form is not None
     return next(each for each in form.modules() if isinstance(each, (Fp8Linear, WNA16Linear)))
+
+
+def product_of(linear: QuantizedLinear, x: Tensor) -> Tensor:
+    """Return x W^T in float32, of the weight as a GPU has it."""
+    form = gpu_linear_of_stored(linear, invariant=False)
+    if form is None:
+        return x.float() @ linear.dequantized().weight.float().t()
+    return product_in(form)(x).float() - (0 if linear.bias is None else linear.bias)
 
 
 @pytest.mark.parametrize("name", [*FORMATS, BLOCKS])
@@ -138,6 +159,39 @@ def test_products_of_each_format(
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        *("awq", "gptq-4", "gptq-v2-desc-act", "compressed-w4a16-asymmetric", "modelopt-nvfp4"),
+        *(BLOCKS, "fp8-static", "compressed-fp8-channel", "bitsandbytes-nf4", "compressed-int8"),
+    ],
+)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_have_their_parts_of_each_weight(
+    name: str, num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of activations that no FP8 rounds, the results of ranks are in a row, or add up."""
+    without_fp8(monkeypatch)
+    sizes = {"intermediate_size": 192, "num_key_value_heads": 4, **SMALL, **SIZES.get(name, {})}
+    plain, quantized = write_quantized(name, tmp_path, **sizes)
+    floats, ranks = load_file(plain / SINGLE), list(projections(quantized, num_ranks))
+    for path in ranks[0]:
+        linears, is_summed = [rank[path] for rank in ranks], path.endswith(SUMMED)
+        parent, stored = path.rpartition(".")[0], linears[0].stored
+        weights = [floats[f"{parent}.{part}.weight"].to(DEVICE) for part in stored]
+        x = randn(5, weights[0].shape[1], dtype=torch.float16)
+        starts = [0, *accumulate(linear.plain.weight.shape[1] for linear in linears)]
+        inputs = [x[:, i:j].contiguous() if is_summed else x for i, j in pairwise(starts)]
+        outs = [product_of(*each) for each in zip(linears, inputs, strict=True)]
+        if is_summed:
+            assert_close(sum(outs).half(), x.float() @ weights[0].t())
+            continue
+        rows_of = [[part.num_rows for part in linear.stored.values()] for linear in linears]
+        parts = [out.split(rows, 1) for out, rows in zip(outs, rows_of, strict=True)]
+        for each, weight in zip(zip(*parts, strict=True), weights, strict=True):
+            assert_close(torch.cat(each, 1).half(), x.float() @ weight.t())
+
+
+@pytest.mark.parametrize(
     ("block", "product"),
     [
         ((64, 128), Fp8Linear),
@@ -151,9 +205,9 @@ def test_blocks_of_fp8(block: tuple[int, int], product: type[nn.Module]) -> None
     parts, depth = {"a": 96, "b": 40}, 256
     plain = Linear(depth, parts, bias=False, dtype=torch.float16, device=torch.device("meta"))
     fmt = Fp8("scale", block=block)
-    linear = QuantizedLinear(
-        plain, parts, dict.fromkeys(parts, fmt), names={part: part for part in parts}, device=DEVICE
-    )
+    windows = {part: Window.of(rows, depth, (), is_summed=False) for part, rows in parts.items()}
+    formats, names = dict.fromkeys(parts, fmt), {part: part for part in parts}
+    linear = QuantizedLinear(plain, windows, formats, names=names, device=DEVICE)
     draw = torch.Generator().manual_seed(0)
     weights = []
     for name, rows in parts.items():
