@@ -106,6 +106,11 @@ class EngineConfig(BaseModel):
         description="processes that compute the model together, each a part of every layer; on a "
         "CPU so far",
     )
+    enable_expert_parallel: bool = Field(
+        False,
+        description="with tensor_parallel_size: each process has whole experts of a mixture, not a "
+        "part of every expert",
+    )
     seed: Annotated[Integer, Field(ge=0)] = Field(
         0, description="random seed of requests without one, and of dummy weights"
     )

@@ -29,7 +29,7 @@ from engine.models.process_weights import (
     num_bytes_while_loading,
 )
 from engine.models.sharding import shard
-from engine.models.spec import ModelSpec
+from engine.models.spec import ModelSpec, MoE
 from engine.quantization.registry import read_quantization, while_loading
 from engine.weights import check_weights, initialise_weights, with_stored_head
 
@@ -99,10 +99,21 @@ def load_weights(
         ) from None
     if not is_dummy:
         check_weights(outline, checkpoint)
+    if config.enable_expert_parallel and not any(isinstance(e.mlp, MoE) for e in spec.layers):
+        raise UnsupportedError(
+            f"is for mixtures of experts, and {spec.architecture} has none; leave it out",
+            param="enable_expert_parallel",
+        )
     whole = None
     if group is not None:
         whole = outline
-        spec = shard(spec, group.rank, group.size, feature_unit=feature_unit(whole))
+        spec = shard(
+            spec,
+            group.rank,
+            group.size,
+            feature_unit=feature_unit(whole),
+            expert_parallel=config.enable_expert_parallel,
+        )
         outline = build(spec, device=meta)
     if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):
         raise UnsupportedError(

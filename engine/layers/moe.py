@@ -32,6 +32,7 @@ class MoE(nn.Module):
         chooses_by_bias: the highest sums of score and bias choose instead, and the router computes
             in float32, as these models do: small differences decide.
         normalizes: divide the weights of the chosen experts by their sum.
+        own: which experts this rank has, whose sum is a part of the sum over the ranks; None: all.
         shared_size: of an expert that every token goes through as well; 0: there is none.
         shared_is_gated: it is weighted by a gate of its own (sigmoid).
         bias: whether the projections of the experts, and the router, have biases.
@@ -43,6 +44,7 @@ class MoE(nn.Module):
         size: int,
         *,
         num_experts: int,
+        own: range | None = None,
         top_k: int,
         normalizes: bool,
         activation: ExpertActivation,
@@ -56,10 +58,15 @@ class MoE(nn.Module):
     ) -> None:
         super().__init__()
         dtype, device = scheme.dtype, scheme.device
+        num_own = num_experts if own is None else len(own)
         self._route = partial(
             route, top_k=top_k, normalize=normalizes, scores=scores, scale=weight_scale
         )
-        self.expert_totals = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        # Those before the first are of padding.
+        self._totals = torch.zeros(1 + num_experts, dtype=torch.int64, device=device)
+        self.expert_totals = self._totals[1:]
+        self._own = own
+        self._own_totals = torch.zeros(num_own, dtype=torch.int64, device=device)
         self.choice_bias: nn.Parameter | None = None
         router_dtype = dtype
         if chooses_by_bias:
@@ -70,7 +77,7 @@ class MoE(nn.Module):
             hidden_size, {"router": num_experts}, bias=bias, dtype=router_dtype, device=device
         )
         self.experts = scheme.at("experts").experts(
-            hidden_size, size, num_experts, activation=activation, bias=bias
+            hidden_size, size, num_own, activation=activation, bias=bias
         )
         self.shared_expert: GatedMLP | None = None
         self.shared_expert_gate: nn.Module | None = None
@@ -95,7 +102,10 @@ class MoE(nn.Module):
         """
         logits = self.router(x.to(self._router_dtype))
         chosen, weights = self._route(logits, bias=self.choice_bias, slots=slot_mapping)
-        out: Tensor = self.experts(x, chosen, weights, self.expert_totals)
+        totals = self.expert_totals
+        if self._own is not None:
+            chosen, totals = self._among_own(chosen, self._own), self._own_totals
+        out: Tensor = self.experts(x, chosen, weights, totals)
         if self.shared_expert is None:
             return out
         shared: Tensor = self.shared_expert(x)
@@ -104,3 +114,10 @@ class MoE(nn.Module):
             gate = F.pad(self.shared_expert_gate(x), (0, 1)).softmax(-1)[:, :1]
             shared = gate * shared
         return out + shared
+
+    def _among_own(self, chosen: Tensor, own: range) -> Tensor:
+        """Count all choices; return them as indices of the rank's own experts, -1 of others."""
+        indices = chosen.flatten().long() + 1
+        self._totals.scatter_add_(0, indices, torch.ones_like(indices))
+        is_own = (chosen >= own.start) & (chosen < own.stop)
+        return (chosen - own.start).where(is_own, -1)

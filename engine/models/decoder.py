@@ -90,6 +90,7 @@ def _mlp(spec: Gated | Plain | MoE, hidden_size: int, scheme: Scheme) -> nn.Modu
                 hidden_size,
                 spec.size,
                 num_experts=spec.num_experts,
+                own=None if spec.experts is None else spec.experts.indices,
                 top_k=spec.top_k,
                 scores=spec.scores,
                 chooses_by_bias=spec.chooses_by_bias,

@@ -192,7 +192,7 @@ class WeightProcessor:
         tokens = model.spec.vocabulary
         own_rows = slice(0, None)
         if tokens is not None:
-            own_rows = slice(tokens.start, tokens.start + tokens.size)
+            own_rows = slice(tokens.indices.start, tokens.indices.stop)
         stored = self._methods.of_stored_head(rows, partial(read_head, own_rows))
         head = stored or self._methods.of_head(rows)
         head = self._placed(head)

@@ -29,11 +29,19 @@ def split(units: int, ranks: int, rank: int) -> range:
     return range(units * rank // ranks, units * (rank + 1) // ranks)
 
 
-def shard(spec: ModelSpec, rank: int, num_ranks: int, *, feature_unit: int = 1) -> ModelSpec:
+def shard(
+    spec: ModelSpec,
+    rank: int,
+    num_ranks: int,
+    *,
+    feature_unit: int = 1,
+    expert_parallel: bool = False,
+) -> ModelSpec:
     """Return what `rank` of `num_ranks` computes of the whole model `spec`.
 
     Args:
         feature_unit: features of an MLP that are stored together, and not cut if that can be.
+        expert_parallel: a rank has whole experts of a mixture, not a part of each.
 
     Raises:
         UnsupportedError: the model has too few heads, features or tokens; names the largest
@@ -41,13 +49,13 @@ def shard(spec: ModelSpec, rank: int, num_ranks: int, *, feature_unit: int = 1) 
     """
     if num_ranks == 1:
         return spec
-    if (most := max_ranks(spec)) < num_ranks:
+    if (most := max_ranks(spec, expert_parallel=expert_parallel)) < num_ranks:
         raise UnsupportedError(
             f"must be at most {most} for this model (got {num_ranks}), which is not cut within a "
-            "head or a feature; set it to that, or lower",
+            "head, a feature or an expert; set it to that, or lower",
             param="tensor_parallel_size",
         )
-    cut = _Cut(rank, num_ranks, math.lcm(_FEATURES, feature_unit))
+    cut = _Cut(rank, num_ranks, math.lcm(_FEATURES, feature_unit), expert_parallel)
     names = spec.tensor_names
     if names.qkv_heads:
         heads = len(split(names.qkv_heads, num_ranks, rank))
@@ -77,23 +85,31 @@ def parts_of(spec: ModelSpec, name: str) -> tuple[ShardRange, ...]:
     queries, keys, features = attention.query_heads, attention.kv_heads, mlp.features
     if isinstance(mlp, MoE) and "shared_expert" in path:
         features = mlp.shared_features
-    if queries is None or keys is None or features is None:
-        return ()
     if "qkv_proj" in path:
         # Heads that are side by side are cut as one.
-        return (queries,) if spec.tensor_names.qkv_heads else (queries, keys, keys)
-    if {"q_proj", "q_norm", "o_proj", "sinks"}.intersection(path):
-        return (queries,)
-    if {"k_proj", "v_proj", "k_norm"}.intersection(path):
-        return (keys,)
-    # Gates and ups of experts alternate, those of others are one after the other.
-    is_stacked = "gate_up_proj" in path and "experts" not in path
-    return (features, features) if is_stacked else (features,)
+        found = [queries] if spec.tensor_names.qkv_heads else [queries, keys, keys]
+    elif {"q_proj", "q_norm", "o_proj", "sinks"}.intersection(path):
+        found = [queries]
+    elif {"k_proj", "v_proj", "k_norm"}.intersection(path):
+        found = [keys]
+    else:
+        # Gates and ups of experts alternate, those of others are one after the other.
+        is_stacked = "gate_up_proj" in path and "experts" not in path
+        found = [features, features] if is_stacked else [features]
+    return tuple(part for part in found if part is not None)
 
 
-def max_ranks(spec: ModelSpec) -> int:
+def experts_of(spec: ModelSpec, name: str) -> ShardRange | None:
+    """Return which experts the rank `spec` has, if our tensor `name` is of them; None: all."""
+    layer = _LAYER.match(name)
+    mlp = None if layer is None else spec.layers[int(layer[1])].mlp
+    is_of_them = ".experts." in name and isinstance(mlp, MoE)
+    return mlp.experts if is_of_them and isinstance(mlp, MoE) else None
+
+
+def max_ranks(spec: ModelSpec, *, expert_parallel: bool = False) -> int:
     """Return into how many ranks the whole model `spec` can be cut."""
-    return min(spec.vocab_size, *(_most_of(layer) for layer in spec.layers))
+    return min(spec.vocab_size, *(_most_of(layer, expert_parallel) for layer in spec.layers))
 
 
 def token_counts(vocab_size: int, num_ranks: int) -> list[int]:
@@ -103,9 +119,9 @@ def token_counts(vocab_size: int, num_ranks: int) -> list[int]:
     ]
 
 
-def _most_of(layer: LayerSpec) -> int:
+def _most_of(layer: LayerSpec, expert_parallel: bool) -> int:
     mlp = layer.mlp
-    sizes = [mlp.size]
+    sizes = [mlp.num_experts if isinstance(mlp, MoE) and expert_parallel else mlp.size]
     if isinstance(mlp, MoE) and mlp.shared_size:
         sizes.append(mlp.shared_size)
     return min(layer.attention.num_heads, *sizes)
@@ -118,6 +134,7 @@ class _Cut:
     rank: int
     num_ranks: int
     features: int  # at most, in one unit
+    expert_parallel: bool = False
 
     def layer(self, layer: LayerSpec) -> LayerSpec:
         return replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
@@ -164,8 +181,13 @@ class _Cut:
         )
 
     def _mlp(self, spec: Gated | Plain | MoE) -> Gated | Plain | MoE:
-        features = self.part(spec.size, self.features)
-        spec = replace(spec, size=features.size, features=features)
+        if isinstance(spec, MoE) and self.expert_parallel:
+            own = split(spec.num_experts, self.num_ranks, self.rank)
+            experts = ShardRange(own.start, len(own), spec.num_experts)
+            spec = replace(spec, experts=experts)
+        else:
+            features = self.part(spec.size, self.features)
+            spec = replace(spec, size=features.size, features=features)
         if isinstance(spec, MoE) and spec.shared_size:
             shared = self.part(spec.shared_size, self.features)
             spec = replace(spec, shared_size=shared.size, shared_features=shared)

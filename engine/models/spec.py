@@ -36,6 +36,10 @@ class ShardRange:
     size: int
     full: int
 
+    @property
+    def indices(self) -> range:
+        return range(self.start, self.start + self.size)
+
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
@@ -147,6 +151,7 @@ class MoE:
         shared_is_gated: behind a gate of its own.
         features, shared_features: of a rank, which of the features of each expert, and of the
             shared one, it has; None: all.
+        experts: of a rank, which experts it has; None: all.
     """
 
     num_experts: int
@@ -165,6 +170,7 @@ class MoE:
     shared_is_gated: bool = True
     features: ShardRange | None = None
     shared_features: ShardRange | None = None
+    experts: ShardRange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ PARAMETERS: Neutral = {
 SETTINGS: Neutral = {
     **dict.fromkeys(
         (
-            *("disable_sliding_window", "enable_expert_parallel", "enable_lora"),
+            *("disable_sliding_window", "enable_lora"),
             *("enable_log_outputs", "enable_log_requests", "enable_prompt_embeds"),
             *("enable_sleep_mode", "skip_tokenizer_init"),
         ),

@@ -468,7 +468,7 @@ def load_weights(
     load_kv_scales(model, kv_scales, model.spec.tensor_names)
     if model.spec.rank:
         for name, target in destinations(model, model.spec.tensor_names).items():
-            if adds_to_sum(name):  # once, by rank 0
+            if adds_to_sum(model.spec, name):  # once, by rank 0
                 target.tensor.zero_()
     total = sum(span.num_bytes for span in split_into_spans(placed, _SPAN_BYTES))
     loaded = 0

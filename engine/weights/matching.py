@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -16,13 +17,14 @@ from engine.layers.experts import Experts
 from engine.layers.linear.linear import Linear
 from engine.layers.vocabulary import Embedding, LMHead
 from engine.models.causal_lm import CausalLM
-from engine.models.sharding import SUMMED, parts_of
-from engine.models.spec import ShardRange
+from engine.models.sharding import SUMMED, experts_of, parts_of
+from engine.models.spec import ModelSpec, ShardRange
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.stored import Cut, StoredProjection
 
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _SUMMED_BIASES = tuple(f"{name}{end}" for name in SUMMED for end in (".bias", "_bias"))
 
 
@@ -138,7 +140,8 @@ def destinations(model: nn.Module, names: TensorNames) -> dict[str, Destination]
 def rank_destinations(model: CausalLM, whole: CausalLM) -> dict[str, Destination | None]:
     """Return the same for one rank of the model `whole`, which may have shapes alone.
 
-    None: a bias that rank 0 adds to the sum over the ranks; it is 0 here.
+    None: another rank has it; or it is a bias that rank 0 adds to the sum over the ranks, and 0
+    here.
     """
     spec = model.spec
     mine = destinations(model, spec.tensor_names)
@@ -150,10 +153,13 @@ def rank_destinations(model: CausalLM, whole: CausalLM) -> dict[str, Destination
     }
     found: dict[str, Destination | None] = {}
     for name, target in destinations(whole, whole.spec.tensor_names).items():
-        if spec.rank and adds_to_sum(name):
+        own = _own_name(spec, name)
+        if own is None or (spec.rank and adds_to_sum(spec, name)):
             found[name] = None
-        else:
-            found[name] = mine[name].of_a_rank(target, parts_of(spec, name), cuts.get(name))
+            continue
+        experts = experts_of(spec, name)
+        parts = parts_of(spec, name) if experts is None else (experts,)
+        found[name] = mine[own].of_a_rank(target, parts, cuts.get(own))
     return found
 
 
@@ -173,9 +179,22 @@ def _cut(
     return Cut(dim, tuple(ranges))
 
 
-def adds_to_sum(name: str) -> bool:
+def _own_name(spec: ModelSpec, name: str) -> str | None:
+    """Return the rank's name of our tensor `name`, which counts its own experts; None: of others'.
+
+    The name is the same, unless each expert has tensors of its own.
+    """
+    experts, number = experts_of(spec, name), _EXPERT.search(name)
+    if experts is None or number is None:
+        return name
+    if int(number[1]) not in experts.indices:
+        return None
+    return f"{name[: number.start(1)]}{int(number[1]) - experts.start}{name[number.end(1) :]}"
+
+
+def adds_to_sum(spec: ModelSpec, name: str) -> bool:
     """Return whether our tensor `name` is a bias of what is summed over the ranks."""
-    return name.endswith(_SUMMED_BIASES)
+    return experts_of(spec, name) is None and name.endswith(_SUMMED_BIASES)
 
 
 def _stacked_experts(experts: Experts, names: TensorNames) -> dict[str, Destination]:

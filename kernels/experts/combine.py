@@ -22,11 +22,11 @@ from kernels.device import cdiv, next_power_of_2
 
 
 def combine(results: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum over k of `weights[t, k] * results[t, k]`; of padding 0.
+    """Return the sum over k of `weights[t, k] * results[t, k]`, if `experts[t, k]` is one.
 
     Args:
-        results: float [T * K, N], contiguous. Those of padding are not read.
-        experts: int32 [T, K], contiguous; those of padding are all -1.
+        results: float [T * K, N], contiguous. Those without an expert are not read.
+        experts: int32 [T, K], contiguous; -1 for none, as of padding and another rank's.
         weights: float32 [T, K], contiguous.
 
     Returns:
@@ -79,9 +79,9 @@ def _kernel(
     o = tl.program_id(0) % TILES * BLOCK + tl.arange(0, BLOCK)
     m = o < SIZE
     b_sum = tl.zeros([BLOCK], tl.float32)
-    if tl.load(experts_ptr + i_t * TOP) >= 0:
-        for k in range(TOP):
-            i = i_t * TOP + k
+    for k in range(TOP):
+        i = i_t * TOP + k
+        if tl.load(experts_ptr + i) >= 0:
             b_result = tl.load(results_ptr + i * SIZE + o, mask=m, other=0.0).to(tl.float32)
             b_sum += tl.load(weights_ptr + i) * b_result
     tl.store(out_ptr + i_t * SIZE + o, b_sum.to(out_ptr.dtype.element_ty), mask=m)

@@ -55,6 +55,7 @@ class PagedModel:
         deterministic: bool = False,
         quantization: Quantization | None = None,
         group: RankGroup | None = None,
+        expert_parallel: bool = False,
     ) -> None:
         """Process the weights if they are to be deterministic; be a rank of `group`."""
         self.spec = with_stored_head(read_model_spec(path), path)
@@ -68,7 +69,13 @@ class PagedModel:
         if group is not None:
             whole = build(self.spec, device=torch.device("meta"))
             unit = feature_unit(whole)
-            self.spec = shard(self.spec, group.rank, group.size, feature_unit=unit)
+            self.spec = shard(
+                self.spec,
+                group.rank,
+                group.size,
+                feature_unit=unit,
+                expert_parallel=expert_parallel,
+            )
         self.model = build(self.spec, device=CPU, group=group)
         load_weights(self.model, path, whole=whole)
         if deterministic:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import UnsupportedError
+from engine.layers.moe import MoE
 from engine.models.sharding import max_ranks, shard, split
 from engine.models.spec import AttentionSpec, Gated, LayerSpec, ModelSpec, NormSpec, ShardRange
 from engine.models.tensor_names import LLAMA_NAMES
@@ -27,6 +28,14 @@ CHUNKS = [29, 1, 1, LENGTH - 31]
 def tokens() -> list[int]:
     draw = random.Random(0)
     return [draw.randrange(160) for _ in range(LENGTH)]
+
+
+def is_mixture(family: str) -> bool:
+    return any("experts" in name for name in FAMILIES[family][1])
+
+
+def expert_totals(model: PagedModel) -> list[torch.Tensor]:
+    return [module.expert_totals for module in model.model.modules() if isinstance(module, MoE)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -49,6 +58,26 @@ def test_ranks_logits_match_the_whole_model(checkpoint: Path) -> None:
         logits, *_ = groups.run(rank)
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
         assert all(trace == groups.traces[0] for trace in groups.traces)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if is_mixture(name)])
+def test_ranks_with_whole_experts_match_the_whole_model(family: str, tmp_path: Path) -> None:
+    architecture, fields = FAMILIES[family]
+    write_checkpoint(tmp_path, architecture, **fields)
+    whole = PagedModel(tmp_path, max_model_len=96)
+    expected = whole.logits(tokens(), CHUNKS)
+
+    def rank(group: ThreadGroup) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model = PagedModel(tmp_path, max_model_len=96, group=group, expert_parallel=True)
+        return model.logits(tokens(), CHUNKS), expert_totals(model)
+
+    for num_ranks in range(2, min(4, max_ranks(whole.spec, expert_parallel=True)) + 1):
+        groups = ThreadGroups(num_ranks)
+        found = groups.run(rank)
+        torch.testing.assert_close(found[0][0], expected, rtol=1e-4, atol=1e-4)
+        assert all(trace == groups.traces[0] for trace in groups.traces)
+        for _, totals in found:  # each rank knows of all choices
+            torch.testing.assert_close(totals, expert_totals(whole))
 
 
 @given(st.integers(1, 200), st.integers(1, 50))

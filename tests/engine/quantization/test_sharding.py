@@ -40,12 +40,13 @@ CASES = [
 ]
 
 
-def assert_ranks_match(checkpoint: Path, num_ranks: int, tokens: list[int] = TOKENS) -> None:
+def assert_ranks_match(checkpoint: Path, num_ranks: int, *, expert_parallel: bool = False) -> None:
     """Assert that the logits of `num_ranks` are those of one process."""
-    expected = PagedModel(checkpoint).logits(tokens)
+    expected = PagedModel(checkpoint).logits(TOKENS)
 
     def rank(group: ThreadGroup) -> torch.Tensor:
-        return PagedModel(checkpoint, group=group).logits(tokens)
+        model = PagedModel(checkpoint, group=group, expert_parallel=expert_parallel)
+        return model.logits(TOKENS)
 
     logits, *_ = ThreadGroups(num_ranks).run(rank)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -58,6 +59,25 @@ def test_ranks_logits_match_the_whole_model(name: str, family: str, tmp_path: Pa
     most = max_ranks(PagedModel(quantized).spec)
     for num_ranks in range(2, min(4, most) + 1):
         assert_ranks_match(quantized, num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("awq", "mixtral"),
+        ("fp8-blocks", "qwen2-moe"),
+        ("compressed-nvfp4", "qwen3-moe"),
+        ("mxfp4", "gpt-oss"),
+        ("gptq-v2-desc-act", "glm-moe"),
+    ],
+)
+def test_ranks_with_whole_experts_match_the_whole_model(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    architecture, fields = FAMILIES[family]
+    _, quantized = write_quantized(name, tmp_path, architecture, **fields)
+    for num_ranks in (2, 3):
+        assert_ranks_match(quantized, num_ranks, expert_parallel=True)
 
 
 GGUF_CASES = [
@@ -81,6 +101,8 @@ def test_ranks_of_a_gguf_file_match_the_whole_model(
     most = max_ranks(PagedModel(checkpoint).spec)
     for num_ranks in range(2, min(3, most) + 1):
         assert_ranks_match(checkpoint, num_ranks)
+    if family in ("gpt-oss", "mixtral", "qwen2-moe"):
+        assert_ranks_match(checkpoint, 2, expert_parallel=True)
 
 
 @pytest.mark.skipif(not runs_panels(torch.bfloat16), reason="our kernels are not for this CPU")

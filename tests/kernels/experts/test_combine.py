@@ -38,6 +38,17 @@ def test_results_of_padding_are_not_read() -> None:
     assert_close(out[0], weights[0, 0] * results[0] + weights[0, 1] * results[1])
 
 
+def test_results_of_other_ranks_experts_are_not_read() -> None:
+    results, weights, experts = randn(6, 40), randn(3, 2), _chosen(3, 2)
+    experts[0, 0] = experts[1, 1] = -1
+    poison(results[0])
+    poison(results[3])
+    out = combine(results, experts, weights)
+    assert_close(out[0], weights[0, 1] * results[1])
+    assert_close(out[1], weights[1, 0] * results[2])
+    assert_close(out[2], weights[2, 0] * results[4] + weights[2, 1] * results[5])
+
+
 def test_no_tokens() -> None:
     assert combine(randn(0, 8), _chosen(0, 2), randn(0, 2)).shape == (0, 8)
 
