@@ -21,8 +21,9 @@ def write_adapter(path: Path, model: PreTrainedModel, base: Path, **config: Any)
         The model with the adapter merged into it by PEFT, in place.
     """
     model.name_or_path = str(base)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")  # its advice, and what it still uses of transformers
+        torch.manual_seed(0)  # the same A whatever ran before
         adapted = get_peft_model(model, LoraConfig(**config))
         generator = torch.Generator().manual_seed(0)
         for parameter in adapted.parameters():
