@@ -103,8 +103,8 @@ class EngineConfig(BaseModel):
     )
     tensor_parallel_size: Annotated[Integer, Field(ge=1, le=16)] = Field(
         1,
-        description="processes that compute the model together, each a part of every layer; on a "
-        "CPU so far",
+        description="processes that compute the model together, each a part of every layer, with a "
+        "GPU of its own or a share of the CPU's cores",
     )
     enable_expert_parallel: bool = Field(
         False,

@@ -36,14 +36,15 @@ _FAST_CAPABILITY = (9, 0)
 _OLDEST_CAPABILITY = (8, 0)  # the first with bfloat16 and asynchronous copies
 
 
-def choose_device(config: EngineConfig) -> torch.device:
+def choose_device(config: EngineConfig, rank: int = 0) -> torch.device:
     """Return the device that `config` asks for: a GPU, if there is one, unless it names another.
 
-    The null device is torch's meta device, whose tensors take no memory.
+    Each rank of a model has a GPU of its own. The null device is torch's meta device, whose tensors
+    take no memory.
 
     Raises:
         ConfigError: there is no GPU, but `device` asks for one.
-        UnsupportedError: the GPU is too old for the kernels.
+        UnsupportedError: the GPU is too old for the kernels, or there are fewer than ranks.
     """
     if config.null_step_s is not None:
         return torch.device("meta")
@@ -55,15 +56,22 @@ def choose_device(config: EngineConfig) -> torch.device:
         )
     if not has_cuda or config.device == "cpu":
         return torch.device("cpu")
-    capability = torch.cuda.get_device_capability()
+    if (count := torch.cuda.device_count()) < config.tensor_parallel_size:
+        raise UnsupportedError(
+            f"must be at most {count} here, as each process has a GPU of its own (got "
+            f"{config.tensor_parallel_size}); set it to that, or set device to cpu",
+            param="tensor_parallel_size",
+        )
+    device = torch.device("cuda", rank)
+    capability = torch.cuda.get_device_capability(device)
     if capability < _OLDEST_CAPABILITY:
         raise UnsupportedError(
-            f"{torch.cuda.get_device_name()} has compute capability "
+            f"{torch.cuda.get_device_name(device)} has compute capability "
             f"{_dotted(capability)}, but the GPU kernels need {_dotted(_OLDEST_CAPABILITY)} "
             "(Ampere) or newer; use another GPU, or set device to cpu",
             param="device",
         )
-    return torch.device("cuda")
+    return device
 
 
 def _dotted(capability: tuple[int, int]) -> str:

@@ -108,17 +108,19 @@ class _Loader:
         on_progress: Callable[[str], None],
         group: RankGroup | None,
     ) -> None:
-        self.device = choose_device(settings)
+        self.device = choose_device(settings, 0 if group is None else group.rank)
         self._config = config = resolve(settings, self.device)
         self._group = group
         self._whole_spec = model_spec
         if group is not None:
-            if self.device.type != "cpu":
+            if self.device.type == "meta":
                 raise UnsupportedError(
-                    "must be 1 here: ranks run on a CPU so far; set it to 1, or set device to cpu",
-                    param="tensor_parallel_size",
+                    "must be 1 with the null device; leave it out", param="tensor_parallel_size"
                 )
-            model_spec = shard(model_spec, group.rank, group.size)
+            if self.device.type == "cuda":  # of this thread, which runs the steps of all but rank 0
+                torch.cuda.set_device(self.device)
+            whole_experts = settings.enable_expert_parallel
+            model_spec = shard(model_spec, group.rank, group.size, expert_parallel=whole_experts)
         self._model_spec = model_spec
         self._on_progress = on_progress
         self._dtype: torch.dtype = getattr(
@@ -200,12 +202,12 @@ class _Loader:
         num_host_blocks = runner.allocate_swap_space(host_bytes // self._model_spec.num_ranks)
         if self._group is not None:
             num_host_blocks = self._group.least(num_host_blocks)
-        where = device.type
+        where = str(device) if self._group is not None else device.type
         if device.type == "cpu":
             num_threads = self._set_num_threads(runner)
             where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
-            if self._group is not None:
-                where = f"rank {self._group.rank} of {self._group.size}, {where}"
+        if self._group is not None:
+            where = f"rank {self._group.rank} of {self._group.size}, {where}"
         if captures:
             self._capture(runner, runner.graph_sizes)
         if before is not None:

@@ -137,6 +137,7 @@ class ModelRunner:
         self._tables = allocate_tables(
             config, vocab_size, max_model_len, device, num_groups=len(groups.windows)
         )
+        self._rank_group = rank_group
         self._sampler = (
             Sampler(self._tables, vocab_size)
             if rank_group is None
@@ -214,7 +215,8 @@ class ModelRunner:
         """For which steps graphs are captured; measured once, when the KV cache is allocated."""
         config = self._config
         most = config.max_num_batched_tokens
-        return measured_sizes(self._forward, config.max_num_seqs, most, self.device)
+        agree = self._rank_group.first if self._rank_group is not None else int
+        return measured_sizes(self._forward, config.max_num_seqs, most, self.device, agree)
 
     @torch.inference_mode()
     def capture_graphs(
@@ -233,7 +235,8 @@ class ModelRunner:
         shape = (self._config.max_num_seqs, self.model.spec.hidden_size)
         self._graphs = CapturedSteps(
             self._forward,
-            self.model.compute_logits,
+            # Rank 0 alone knows whether a step's sampling is plain: all ranks do it by launches.
+            self.model.compute_logits if self._rank_group is None else None,
             capturer,
             self._tables,
             hidden=torch.zeros(shape, dtype=self._dtype, device=self.device),
@@ -324,8 +327,9 @@ class ModelRunner:
         hidden, slots, in_graph, prompts = forward
         num_rows = len(plan.wants_token)
         # Without a row that wants a token nothing is launched but the copy to wait for.
-        if self._graphs is not None and in_graph and plan.is_plain and num_rows:
-            packed = self._graphs.sampling.run(num_rows, has_filters=plan.has_filters)
+        graphs = None if self._graphs is None else self._graphs.sampling
+        if graphs is not None and in_graph and plan.is_plain and num_rows:
+            packed = graphs.run(num_rows, has_filters=plan.has_filters)
             return PendingStep(plan, self._downloads.copy(packed), prompts)
         logits, slots = self.model.compute_logits(hidden[:num_rows]), slots[:num_rows]
         return self._scatter(plan, self._sampler.sample(plan, logits, slots), slots, prompts)

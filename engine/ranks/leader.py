@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
@@ -17,13 +18,14 @@ from numpy.typing import NDArray
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import SamplingBatch, SchedulerOutput
-from engine.errors import ConfigError, EngineDeadError, TridentError
+from engine.errors import ConfigError, EngineDeadError, StepOutOfMemoryError, TridentError
+from engine.execution.devices import choose_device
 from engine.execution.pending_step import PendingStep, Runner
 from engine.protocol.channel import Channel, ChannelError
 from engine.protocol.child_process import ChildProcess, Death
 from engine.protocol.messages import EngineFailed
-from engine.ranks.shared_memory import SharedMemoryGroup, allocate_shared_memory
-from engine.ranks.wire import Alive, FromRank, Loaded, LoadFailed, LoadPart, ToRank, encode_step
+from engine.ranks.exchange import Exchange, ProcessRanks, allocate_exchange, join_ranks
+from engine.ranks.wire import Alive, Failed, FromRank, Loaded, LoadPart, ToRank, encode_step
 
 MODULE = "engine.service.rank"
 _EXCHANGE = re.compile(r"^rank \d+ did not come|^another rank of the model")
@@ -79,17 +81,15 @@ class Leader:
             ConfigError: a process cannot be started.
             UnsupportedError: ranks of this machine cannot share memory.
         """
-        size = config.tensor_parallel_size
+        size, device = config.tensor_parallel_size, choose_device(config)
+        exchange, memory = allocate_exchange(size, device)
         self.failure: TridentError | None = None
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        memory = allocate_shared_memory(size)
-        self.group = SharedMemoryGroup(memory, 0, size, patience_s=config.step_timeout_s)
-        try:
-            self._ranks = [_Rank(rank, size, memory) for rank in range(1, size)]
-        finally:
-            os.close(memory)
+        self._has_failed = threading.Event()
+        self._group: ProcessRanks | None = None
+        self._ranks = [_Rank(rank, exchange, memory) for rank in range(1, size)]
         self._waits = [0.0] * size
         self._readers = [
             threading.Thread(target=self._read, args=(rank,), name=rank.name, daemon=True)
@@ -101,6 +101,20 @@ class Leader:
         threading.Thread(
             target=self._watch, args=(config.heartbeat_timeout_s,), name="ranks", daemon=True
         ).start()
+        try:
+            self._group = join_ranks(exchange, memory, 0, config, device)
+        except RuntimeError as error:
+            self.close()
+            raise self.failure or ConfigError(
+                f"the ranks do not find each other: {error}", param="tensor_parallel_size"
+            ) from None
+        finally:
+            os.close(memory)
+
+    @property
+    def group(self) -> ProcessRanks:
+        assert self._group is not None
+        return self._group
 
     def lead(self, runner: Runner) -> LeadingRunner:
         """Return rank 0's `runner`, which sends its steps to the others first."""
@@ -128,9 +142,12 @@ class Leader:
     def explained(self, error: RuntimeError) -> Exception:
         """Return why an exchange with the other ranks failed, or another `error` as it is."""
         text = str(error).partition("\n")[0]  # what follows is where in our C++ it was raised
+        is_of_exchange = _EXCHANGE.search(text) is not None
+        if is_of_exchange:  # whose cause may be known in a moment
+            self._has_failed.wait(_TICK_S)
         if self.failure is not None:
             return self.failure
-        return EngineDeadError(text) if _EXCHANGE.search(text) else error
+        return EngineDeadError(text) if is_of_exchange else error
 
     def wait_until_loaded(self) -> list[str]:
         """Wait until all other ranks have their part; return what each has.
@@ -147,7 +164,7 @@ class Leader:
     def close(self) -> None:
         """End all ranks. Repeatable."""
         self._closing.set()
-        self.group.abort()
+        self._abort()
         for rank, reader in zip(self._ranks, self._readers, strict=True):
             rank.end()
             if reader is not threading.current_thread():
@@ -161,8 +178,11 @@ class Leader:
                     case Loaded(description):
                         rank.description = description
                         rank.loaded.set()
-                    case LoadFailed(error):
-                        self._fail(TridentError.of(error))
+                    case Failed(report):
+                        error = TridentError.of(report)
+                        if rank.loaded.is_set():
+                            error = EngineDeadError(f"{rank.name} failed: {error}")
+                        self._fail(error)
                     case Alive(wait_s):
                         rank.wait_s = wait_s
         except ChannelError:
@@ -193,13 +213,18 @@ class Leader:
             if self._closing.is_set() or self.failure is not None:
                 return
             self.failure = error
+            self._has_failed.set()
             has_started = all(rank.loaded.is_set() for rank in self._ranks)
         if has_started:  # before rank 0 is woken, which ends then
             self._on_failure(EngineFailed(str(error), is_own_fault))
-        self.group.abort()
+        self._abort()
         for rank in self._ranks:
             rank.loaded.set()
             rank.process.kill()
+
+    def _abort(self) -> None:
+        if self._group is not None:
+            self._group.abort()
 
     def _failed(self) -> TridentError:
         return self.failure or EngineDeadError("another rank of the model has ended")
@@ -214,14 +239,19 @@ class LeadingRunner:
 
     def forward(self, schedule: SchedulerOutput) -> None:
         self._leader.send(schedule)
-        try:
+        with self._explained():
             self._runner.forward(schedule)
-        except RuntimeError as error:
-            raise self._leader.explained(error) from error
 
     def sample(self, sampling: SamplingBatch) -> PendingStep:
-        try:
+        with self._explained():
             return self._runner.sample(sampling)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except StepOutOfMemoryError as error:  # the other ranks wait for this one's part
+            raise EngineDeadError(f"rank 0 failed: {error}") from error
         except RuntimeError as error:
             raise self._leader.explained(error) from error
 
@@ -240,7 +270,7 @@ class _Rank:
         wait_s: as it has reported.
     """
 
-    def __init__(self, number: int, size: int, memory: int) -> None:
+    def __init__(self, number: int, exchange: Exchange, memory: int) -> None:
         self.number = number
         self.loaded = threading.Event()
         self.description = ""
@@ -253,8 +283,8 @@ class _Rank:
                     [
                         *(sys.executable, "-P", "-m", MODULE),
                         *("--fd", str(theirs.fileno())),
-                        *("--memory", str(memory)),
-                        *("--rank", str(number), "--size", str(size)),
+                        *("--exchange", exchange, "--memory", str(memory)),
+                        *("--rank", str(number)),
                     ],
                     pass_fds=[theirs.fileno(), memory],
                     stdin=subprocess.DEVNULL,

@@ -9,15 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import UnsupportedError
 from kernels.cpu.library import operations
+
+
+def shares_memory() -> bool:
+    """Return whether there are kernels for it on this CPU."""
+    return operations(torch.empty(0)) is not None
 
 
 def allocate_shared_memory(size: int) -> int:
     """Return the file descriptor of memory for `size` ranks, with no name and no path.
 
-    Raises:
-        UnsupportedError: the CPU kernels are not built, or not for this CPU.
+    `shares_memory` must hold.
     """
     file = os.memfd_create("trident-ranks")
     os.ftruncate(file, _shared_sum().bytes(size))  # pages that nobody writes to take no memory
@@ -26,12 +29,7 @@ def allocate_shared_memory(size: int) -> int:
 
 def _shared_sum() -> Any:
     """Return the class of csrc/shared_sum.h."""
-    if operations(torch.empty(0)) is None:
-        raise UnsupportedError(
-            "must be 1 without the kernels that `python -m kernels.cpu` builds; build them, or set "
-            "it to 1",
-            param="tensor_parallel_size",
-        )
+    assert shares_memory()
     return torch.classes.trident_cpu.SharedSum
 
 

@@ -30,7 +30,7 @@ Lists = tuple[bytes, bytes]  # int32 start_loc and values of a `Ragged`
 
 
 class LoadPart(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """LoadPart a part of the model, with these settings."""
+    """Load a part of the model, with these settings."""
 
     config: dict[str, Any]
 
@@ -45,8 +45,8 @@ class Loaded(msgspec.Struct, tag=True, frozen=True, array_like=True):
     description: str
 
 
-class LoadFailed(msgspec.Struct, tag=True, frozen=True, array_like=True):
-    """The rank could not load its part; it ends."""
+class Failed(msgspec.Struct, tag=True, frozen=True, array_like=True):
+    """The rank could not load its part, or run a step; it ends."""
 
     error: ErrorReport
 
@@ -84,7 +84,7 @@ class Step(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
 
 ToRank = LoadPart | Step
-FromRank = Loaded | LoadFailed | Alive
+FromRank = Loaded | Failed | Alive
 
 ALIVE_INTERVAL_S = 0.5
 

@@ -115,15 +115,24 @@ def run_padding(
 
 
 def measured_sizes(
-    forward: Rows, max_num_seqs: int, max_num_batched_tokens: int, device: torch.device
+    forward: Rows,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    device: torch.device,
+    agree: Callable[[int], int],
 ) -> GraphSizes:
-    """Return for which steps a model gets graphs, from their times without attention."""
+    """Return for which steps a model gets graphs, from their times without attention.
+
+    Args:
+        agree: returns the value of rank 0, so that all ranks measure and capture the same steps.
+    """
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 
     def time_mixed_step(num_tokens: int) -> StepTime:
         num_rows = min(num_tokens, max_num_seqs)
         run = partial(run_padding, forward, num_rows, num_tokens, None, device)
-        return time_step(run, synchronize)
+        found = time_step(run, synchronize)
+        return StepTime(*(agree(round(1e9 * seconds)) / 1e9 for seconds in found))
 
     mixed = mixed_sizes(max_num_batched_tokens, time_mixed_step)
     return GraphSizes(decode_sizes(max_num_seqs), mixed)
@@ -134,14 +143,14 @@ class CapturedSteps:
 
     Attributes:
         forward: runs forward passes.
-        sampling: samples after one of them.
+        sampling: samples after one of them; None: each step is sampled by launches.
         num_graphs: how many there are.
     """
 
     def __init__(
         self,
         forward: Rows,
-        compute_logits: Callable[[Tensor], Tensor],
+        compute_logits: Callable[[Tensor], Tensor] | None,
         capturer: Capturer,
         tables: SeqSlotTables,
         *,
@@ -152,7 +161,7 @@ class CapturedSteps:
         """Capture them; `on_progress` is called with (captured, total).
 
         Args:
-            forward, compute_logits: are captured.
+            forward, compute_logits: are captured; without the second one sampling is not.
             tables: hold the rows of a step.
             hidden: [max_num_seqs, hidden_size], for the last hidden state of each row.
             sizes: of the steps that are captured.
@@ -162,10 +171,14 @@ class CapturedSteps:
         """
         slots = torch.full((len(hidden),), -1, dtype=torch.int32, device=hidden.device)
         self.forward = StepGraphs(forward, tables, (hidden, slots), sizes)
-        # The same sizes as of decode steps: no graph samples for rows that its step does not have.
-        self.sampling = SampleGraphs(compute_logits, tables, hidden, slots, sizes.decode)
-        self.num_graphs = total = self.forward.num_graphs + self.sampling.num_graphs
-        captures = chain(self.forward.capture(capturer), self.sampling.capture(capturer))
+        parts: list[StepGraphs | SampleGraphs] = [self.forward]
+        self.sampling: SampleGraphs | None = None
+        if compute_logits is not None:
+            # The sizes of decode steps: no graph samples for rows that its step does not have.
+            self.sampling = SampleGraphs(compute_logits, tables, hidden, slots, sizes.decode)
+            parts.append(self.sampling)
+        self.num_graphs = total = sum(part.num_graphs for part in parts)
+        captures = chain.from_iterable(part.capture(capturer) for part in parts)
         try:
             for done, _ in enumerate(captures, 1):
                 on_progress(done, total)

@@ -19,9 +19,9 @@ from engine.protocol.channel import Channel
 from engine.ranks.wire import (
     ALIVE_INTERVAL_S,
     Alive,
+    Failed,
     FromRank,
     Loaded,
-    LoadFailed,
     LoadPart,
     Step,
     ToRank,
@@ -38,9 +38,9 @@ def main() -> None:
     """Entry point of the process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="connected socket to rank 0")
+    parser.add_argument("--exchange", required=True, help="how ranks exchange")
     parser.add_argument("--memory", type=int, required=True, help="memory that the ranks share")
     parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--size", type=int, required=True, help="number of ranks")
     arguments = parser.parse_args()
     configure()
     channel: Channel[FromRank, ToRank] = Channel(socket.socket(fileno=arguments.fd), ToRank)
@@ -91,35 +91,36 @@ def _run(
         # Imported here: torch reads what `set_wait` sets.
         from engine.checkpoint.hub import resolve_checkpoint
         from engine.core.schedule import NO_SAMPLING
+        from engine.execution.devices import choose_device
         from engine.execution.loading import load_model
         from engine.models.registry import read_model_spec
-        from engine.ranks.shared_memory import SharedMemoryGroup
+        from engine.ranks.exchange import join_ranks
 
-        group = SharedMemoryGroup(
-            arguments.memory,
-            arguments.rank,
-            arguments.size,
-            patience_s=config.step_timeout_s,
-        )
+        device = choose_device(config, arguments.rank)
+        group = join_ranks(arguments.exchange, arguments.memory, arguments.rank, config, device)
         os.close(arguments.memory)
         alive.wait_seconds = group.wait_seconds
         checkpoint = resolve_checkpoint(config.model, weights=config.reads_weights)
         spec = read_model_spec(checkpoint, config.hf_overrides)
         loaded = load_model(config, checkpoint, spec, list, lambda text: None, group)
     except TridentError as error:
-        channel.send(LoadFailed(error.report()))
+        channel.send(Failed(error.report()))
         return
     except Exception as error:
         log.exception("rank %d could not load its part", arguments.rank)
         text = f"rank {arguments.rank} could not start: {type(error).__name__}: {error}"
-        channel.send(LoadFailed(TridentError(text).report()))
+        channel.send(Failed(TridentError(text).report()))
         return
     channel.send(Loaded(loaded.description))
     runner = loaded.runner
     while (message := channel.receive()) is not None:
         assert isinstance(message, Step)
-        runner.forward(decode_step(message))
-        runner.sample(NO_SAMPLING)
+        try:
+            runner.forward(decode_step(message))
+            runner.sample(NO_SAMPLING)
+        except TridentError as error:  # the other ranks wait for this one's part
+            channel.send(Failed(error.report()))
+            raise
 
 
 if __name__ == "__main__":

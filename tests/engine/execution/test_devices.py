@@ -102,8 +102,11 @@ def test_the_queue_before_the_tokenizer_has_room_for_the_slots_of_any_device() -
         queue.close()
 
 
-def with_gpu(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+def with_gpu(
+    monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], count: int = 1
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: name)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
 
@@ -123,4 +126,15 @@ def test_a_gpu_without_kernels_is_refused_by_name(
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_newer_gpus_are_used(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     with_gpu(monkeypatch, "a GPU", capability)
-    assert choose_device(EngineConfig.parse({"model": "m"})).type == "cuda"
+    assert choose_device(EngineConfig.parse({"model": "m"})) == torch.device("cuda", 0)
+
+
+def test_each_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpu(monkeypatch, "a GPU", (9, 0), count=3)
+    config = EngineConfig.parse({"model": "m", "tensor_parallel_size": 3})
+    devices = [choose_device(config, rank) for rank in range(3)]
+    assert devices == [torch.device("cuda", index) for index in range(3)]
+    more = config.model_copy(update={"tensor_parallel_size": 4})
+    with pytest.raises(UnsupportedError, match="at most 3 here") as raised:
+        choose_device(more)
+    assert raised.value.params == ("tensor_parallel_size",)

@@ -18,11 +18,13 @@ from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
 from engine.core.schedule import NO_SAMPLING, SamplerOutput, SamplingBatch, SchedulerOutput
 from engine.execution.loading import load_model
+from engine.execution.model_runner import ModelRunner
 from engine.execution.pending_step import Runner
 from engine.models.registry import read_model_spec
 from engine.protocol.messages import AddRequest
 from engine.protocol.token_ids import pack_token_ids
 from kernels.step.sampling_columns import ALLOWED, SKIPPED
+from tests.factories.replayed_graphs import ReplayingCapturer
 from tests.factories.thread_ranks import ThreadGroup, ThreadGroups
 
 SETTINGS = {
@@ -159,11 +161,16 @@ def test_another_process_gets_the_same_tokens(
             assert_equal(pipe.recv(), samples)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(("num_ranks", "captures"), [(2, False), (2, True), (3, False)])
 def test_ranks_get_the_same_tokens(
-    steps: Recorder, config: EngineConfig, checkpoint: Path, num_ranks: int
+    steps: Recorder, config: EngineConfig, checkpoint: Path, num_ranks: int, captures: bool
 ) -> None:
-    """Followers know the schedules alone: what is drawn, and from which logits, rank 0 shares."""
+    """Followers know the schedules alone: what is drawn, and from which logits, rank 0 shares.
+
+    They run the same graphs, whatever they have measured themselves.
+    """
+    if captures and config.speculative_config is not None:
+        pytest.skip("drafts are for CPUs, graphs for GPUs")
 
     # Ranks that share a KV head hold fewer blocks in the same memory.
     settings = config.model_copy(update={"swap_space": 2 * config.swap_space})
@@ -171,10 +178,15 @@ def test_ranks_get_the_same_tokens(
     def run(group: ThreadGroup) -> list[SamplerOutput]:
         spec = read_model_spec(checkpoint)
         runner = load_model(settings, checkpoint, spec, list, lambda text: None, group).runner
+        assert isinstance(runner, ModelRunner)
+        capturer = ReplayingCapturer()
+        if captures:
+            runner.capture_graphs(capturer, lambda done, total: None)
         found = []
         for schedule, sampling in zip(steps.schedules, steps.batches, strict=True):
             runner.forward(schedule)
             found.append(runner.sample(NO_SAMPLING if group.rank else sampling).wait())
+        assert any(capturer.num_replays) == captures
         return found
 
     groups = ThreadGroups(num_ranks)
