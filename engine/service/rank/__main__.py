@@ -108,7 +108,7 @@ def _run(
         return
     except Exception as error:
         log.exception("rank %d could not load its part", arguments.rank)
-        text = f"rank {arguments.rank} could not start: {type(error).__name__}: {error}"
+        text = f"rank {arguments.rank} could not start: {_one_line(error)}"
         channel.send(Failed(TridentError(text).report()))
         return
     channel.send(Loaded(loaded.description))
@@ -118,9 +118,14 @@ def _run(
         try:
             runner.forward(decode_step(message))
             runner.sample(NO_SAMPLING)
-        except TridentError as error:  # the other ranks wait for this one's part
-            channel.send(Failed(error.report()))
+        except Exception as error:  # the other ranks wait for this one's part
+            channel.send(Failed(TridentError(_one_line(error)).report()))
             raise
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).partition("\n")[0]
+    return text if isinstance(error, TridentError) else f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

@@ -95,3 +95,13 @@ def test_ranks_without_shared_memory_give_the_same_tokens(checkpoint: Path) -> N
     rank.kill()
     with pytest.raises(EngineDeadError, match=r"rank 1 .* was killed by SIGKILL"):
         llm.generate(prompts, params, use_tqdm=False)
+
+
+def test_rank_without_memory_for_a_step_ends_the_engine_with_its_error(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), tensor_parallel_size=2, device="cpu", dtype="float32")
+    (rank,) = [each for each in psutil.Process().children() if MODULE in each.cmdline()]
+    rank.rlimit(psutil.RLIMIT_AS, (rank.memory_info().vms,) * 2)
+    prompts = [[5 + i, *range(5, 125)] for i in range(30)]
+    # What it is depends on which library has no memory.
+    with pytest.raises(EngineDeadError, match=r"^rank 1 \(process \d+\) failed: .+"):
+        llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
