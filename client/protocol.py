@@ -266,6 +266,7 @@ class Health:
         takes_late_system: whether that has a place for system messages that follow others.
         do_sample: whether requests sample by default; else decoding is greedy.
         sampling_defaults: sampling parameters that the checkpoint gives for that.
+        ranks: the device of each process that computes the model; empty if there is one.
     """
 
     state: str
@@ -278,6 +279,7 @@ class Health:
     takes_late_system: bool = False
     do_sample: bool = False
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    ranks: tuple[str, ...] = ()
 
     @property
     def is_ready(self) -> bool:

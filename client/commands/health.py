@@ -45,6 +45,8 @@ def check(client: ClientProtocol, *, generate: bool, timeout: float) -> str:
     line = f"healthy: {health.num_in_flight} requests in flight"
     if health.num_restarts:
         line += f", the engine process was restarted {health.num_restarts} times"
+    if health.ranks:
+        line += f", {len(health.ranks)} ranks (on {', '.join(health.ranks)})"
     return line + _generated(client, deadline) if generate else line
 
 

@@ -191,6 +191,7 @@ class EngineCore:
             **template_facts(self.tokenizer),
             do_sample=self.generation_defaults.do_sample,
             sampling_defaults=dict(self.generation_defaults.sampling),
+            ranks=[] if ranks is None else [loaded.device],
         )
 
     def _text_token_ids(self) -> list[int]:

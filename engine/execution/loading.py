@@ -62,6 +62,7 @@ class LoadedModel:
         kv_cache: the size of the KV cache, and how long a sequence may become.
         num_host_blocks: blocks for preempted sequences on the host.
         is_ahead: whether a step is launched before the previous one is read (async scheduling).
+        device: of its steps, and how much of it.
         description: model, dtype, device, KV cache size and limits of a step, for the log.
     """
 
@@ -70,6 +71,7 @@ class LoadedModel:
     kv_cache: KVCachePlan
     num_host_blocks: int
     is_ahead: bool
+    device: str
     description: str
 
 
@@ -202,12 +204,10 @@ class _Loader:
         num_host_blocks = runner.allocate_swap_space(host_bytes // self._model_spec.num_ranks)
         if self._group is not None:
             num_host_blocks = self._group.least(num_host_blocks)
-        where = str(device) if self._group is not None else device.type
+        where = device.type if self._group is None else str(device)
         if device.type == "cpu":
             num_threads = self._set_num_threads(runner)
             where = f"cpu with {num_threads} thread{'s' * (num_threads > 1)}"
-        if self._group is not None:
-            where = f"rank {self._group.rank} of {self._group.size}, {where}"
         if captures:
             self._capture(runner, runner.graph_sizes)
         if before is not None:
@@ -215,7 +215,7 @@ class _Loader:
             # them it would find no place among theirs, and the process would outgrow its share.
             runner.warm_up()
         memory = f"{plan.num_bytes / 2**20:,.0f} MiB of {kv_cache_dtype(config, self._dtype)}"
-        return self._loaded(runner, plan, num_host_blocks, f"{self._dtype}, {where}", memory)
+        return self._loaded(runner, plan, num_host_blocks, where, memory)
 
     def _set_num_threads(self, runner: ModelRunner) -> int:
         """Set how many threads compute on a CPU; ranks have equal shares of its cores."""
@@ -291,9 +291,13 @@ class _Loader:
         return runner.graph_sizes.num_steps / some.num_steps
 
     def _loaded(
-        self, runner: Runner, plan: KVCachePlan, num_host_blocks: int, where: str, memory: str
+        self, runner: Runner, plan: KVCachePlan, num_host_blocks: int, device: str, memory: str
     ) -> LoadedModel:
         config, num_usable = self._config, plan.num_blocks - 1  # without the null block
+        where = device
+        if self.device.type != "meta":
+            rank = self._group and f"rank {self._group.rank} of {self._group.size}, "
+            where = f"{self._dtype}, {rank or ''}{device}"
         description = (
             f"{config.model} ({self._model_spec.architecture}, {where}), KV cache for "
             f"{plan.num_tokens:,} tokens ({num_usable:,} blocks of {plan.block_size}, {memory}), "
@@ -302,4 +306,6 @@ class _Loader:
         ).replace("torch.", "")
         if (drafts := config.speculative_config) is not None:
             description += f", up to {drafts.num_speculative_tokens} guessed tokens"
-        return LoadedModel(config, runner, plan, num_host_blocks, self._is_ahead, description)
+        return LoadedModel(
+            config, runner, plan, num_host_blocks, self._is_ahead, device, description
+        )

@@ -122,6 +122,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     do_sample: bool = False  # what requests get that name no sampling parameters
     sampling_defaults: dict[str, float] = {}  # of the checkpoint, beside that
     computes_on_cpu: bool = False  # on the cores that the stages run on
+    ranks: list[str] = []  # the device of each, where several processes compute the model
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

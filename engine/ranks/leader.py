@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from engine.config.engine_config import EngineConfig
@@ -53,7 +54,10 @@ def start_core(
     leader = Leader(config, on_failure)
     try:
         core = EngineCore(config, on_progress, leader)
-        on_progress("; ".join(leader.wait_until_loaded()))
+        leader.wait_until_loaded()
+        on_progress("; ".join(leader.descriptions))
+        devices = core.ready.ranks + leader.devices
+        core.ready = msgspec.structs.replace(core.ready, ranks=devices)
     except Exception:
         leader.close()
         if leader.failure is not None:
@@ -149,8 +153,8 @@ class Leader:
             return self.failure
         return EngineDeadError(text) if is_of_exchange else error
 
-    def wait_until_loaded(self) -> list[str]:
-        """Wait until all other ranks have their part; return what each has.
+    def wait_until_loaded(self) -> None:
+        """Wait until all other ranks have their part.
 
         Raises:
             TridentError: one has failed.
@@ -159,7 +163,16 @@ class Leader:
             rank.loaded.wait()
         if self.failure is not None:
             raise self.failure
+
+    @property
+    def descriptions(self) -> list[str]:
+        """What each of the other ranks has."""
         return [f"rank {rank.number}: {rank.description}" for rank in self._ranks]
+
+    @property
+    def devices(self) -> list[str]:
+        """The device of each of the other ranks."""
+        return [rank.device for rank in self._ranks]
 
     def close(self) -> None:
         """End all ranks. Repeatable."""
@@ -175,8 +188,8 @@ class Leader:
             while (message := rank.channel.receive()) is not None:
                 rank.num_signs += 1
                 match message:
-                    case Loaded(description):
-                        rank.description = description
+                    case Loaded(description, device):
+                        rank.description, rank.device = description, device
                         rank.loaded.set()
                     case Failed(report):
                         error = TridentError.of(report)
@@ -265,6 +278,7 @@ class _Rank:
     Attributes:
         process: of it.
         channel: to it.
+        description, device: as it has reported.
         loaded: whether it has loaded its part, or never will.
         num_signs: messages that it has sent.
         wait_s: as it has reported.
@@ -273,7 +287,7 @@ class _Rank:
     def __init__(self, number: int, exchange: Exchange, memory: int) -> None:
         self.number = number
         self.loaded = threading.Event()
-        self.description = ""
+        self.description = self.device = ""
         self.num_signs = 0
         self.wait_s = 0.0
         ours, theirs = socket.socketpair()

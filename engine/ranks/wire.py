@@ -40,9 +40,11 @@ class Loaded(msgspec.Struct, tag=True, frozen=True, array_like=True):
 
     Attributes:
         description: what it has, for the log.
+        device: on which it is, and how much of it.
     """
 
     description: str
+    device: str
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True, array_like=True):

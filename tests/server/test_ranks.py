@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from client import TridentClient
+from client.commands.health import check
 from engine import LLM, SamplingParams
 from engine.launch.server import TritonServer
 from kernels.cpu.library import operations
@@ -44,6 +47,10 @@ def test_ranks_answer_as_one_process_does(
     [result] = llm.generate(PROMPT, sampling, use_tqdm=False)
     assert caller.text(**inputs(TOKENS)) == result.outputs[0].text
     assert "rank 1: " in server.log
+    with TridentClient(server.grpc_url) as client:
+        assert len(client.health().ranks) == 2
+        line = check(client, generate=False, timeout=10)
+    assert re.search(r", 2 ranks \(on (cpu with \d threads?(, |\))){2}$", line)
     for rank in range(2):
         assert eventually(lambda rank=rank: scrape(server)[f"rank_up {rank}"] == 1)
     name = "rank_sum_wait_seconds_total"

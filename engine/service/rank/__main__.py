@@ -111,7 +111,7 @@ def _run(
         text = f"rank {arguments.rank} could not start: {_one_line(error)}"
         channel.send(Failed(TridentError(text).report()))
         return
-    channel.send(Loaded(loaded.description))
+    channel.send(Loaded(loaded.description, loaded.device))
     runner = loaded.runner
     while (message := channel.receive()) is not None:
         assert isinstance(message, Step)

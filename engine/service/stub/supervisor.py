@@ -85,6 +85,7 @@ class Health(msgspec.Struct, frozen=True):
         takes_late_system: whether that has a place for system messages that follow others.
         do_sample: whether requests sample by default; else decoding is greedy.
         sampling_defaults: sampling parameters that the checkpoint gives for that.
+        ranks: the device of each process that computes the model; empty if there is one.
     """
 
     state: State
@@ -97,6 +98,7 @@ class Health(msgspec.Struct, frozen=True):
     takes_late_system: bool = False
     do_sample: bool = False
     sampling_defaults: Mapping[str, float] = msgspec.field(default_factory=dict)
+    ranks: Sequence[str] = ()
 
 
 class Owner(Protocol):
@@ -255,6 +257,7 @@ class Supervisor:
                 takes_late_system=ready.takes_late_system,
                 do_sample=ready.do_sample,
                 sampling_defaults=ready.sampling_defaults,
+                ranks=ready.ranks,
             )
         self._on_progress(ready.description)
         self._started.set()
