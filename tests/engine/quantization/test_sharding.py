@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from engine.checkpoint.hub import resolve_checkpoint
+from engine.checkpoint.tensor_files.headers import read_headers
 from engine.layers.linear.cpu_packed import CpuPackedLinear
-from engine.models.build import build_model
+from engine.models.build import build_model, feature_unit
+from engine.models.registry import read_model_spec
 from engine.models.sharding import max_ranks, shard
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.registry import read_quantization
+from engine.weights import load_weights
 from kernels.cpu import linear as panels
 from tests.factories.families import FAMILIES
 from tests.factories.forms import runs_panels
@@ -129,6 +132,40 @@ def test_integers_of_a_rank_stay_what_they_are(
     logits, *_ = ThreadGroups(2).run(rank)
     error, own = ((each - expected).square().mean().sqrt() for each in (logits, whole))
     assert error < 2 * own
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+def test_ranks_read_each_byte_of_their_rows_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is summed over them, of which they have columns, whole."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    checkpoint = resolve_checkpoint(str(write(tmp_path, "llama", kind)))
+    sizes = {name: tensor.num_bytes for name, tensor in read_headers(checkpoint).items()}
+    shared = ("attn_output.weight", "ffn_down.weight", "norm.weight")
+    whole = sum(size for name, size in sizes.items() if name.endswith(shared))
+    for num_ranks in (1, 2):  # more would share its two KV heads
+        read = [bytes_read(checkpoint, rank, num_ranks) for rank in range(num_ranks)]
+        assert sum(read) == sum(sizes.values()) + (num_ranks - 1) * whole
+
+
+def bytes_read(checkpoint: Path, rank: int, num_ranks: int) -> int:
+    build = partial(
+        build_model,
+        max_model_len=16,
+        dtype=torch.float32,
+        quantization=read_quantization(checkpoint),
+    )
+    spec, totals = read_model_spec(checkpoint), [0]
+    whole = build(spec, device=torch.device("meta"))
+    part = shard(spec, rank, num_ranks, feature_unit=feature_unit(whole))
+    load_weights(
+        build(part, device=torch.device("cpu")),
+        checkpoint,
+        whole=whole if num_ranks > 1 else None,
+        on_progress=lambda done, total: totals.append(done),
+    )
+    return max(totals)
 
 
 def test_memory_of_a_rank_that_dequantises_a_whole_projection(tmp_path: Path) -> None:
