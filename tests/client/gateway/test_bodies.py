@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,3 +146,14 @@ def test_count_of_objects_reads_what_is_no_json_once(body: bytes) -> None:
     started = time.process_time()
     num_containers(body)
     assert time.process_time() - started < 1  # a second of reading again and again is a minute
+
+
+@pytest.mark.parametrize("part", [b'{"type":"item_reference","id":"msg_1"},', b'["[",', b'"",'])
+def test_count_of_objects_many_strings_takes_little_memory(part: bytes) -> None:
+    body = part * (2**20 // len(part))
+    tracemalloc.start()
+    try:
+        num_containers(body)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(body)
+    finally:
+        tracemalloc.stop()
