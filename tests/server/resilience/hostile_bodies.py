@@ -4,40 +4,78 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
+from string import ascii_uppercase, digits
 from typing import Any
 
 MODEL = "storm"
 _SMALL = [{"role": "user", "content": "Hello"}]
+_NUMBERS = count()
 
 
 @dataclass(frozen=True)
 class HostileBody:
-    """One request to the gateway: a route and a body, encoded when it is first sent."""
+    """One request to the gateway: a route and a body, encoded when it is sent.
+
+    Attributes:
+        plain: fields of a plain request to compare it with.
+        num_requests: how many are sent at once.
+    """
 
     name: str
     path: str
     body: Callable[[], bytes]
+    plain: Mapping[str, Any] = field(default_factory=dict)
+    num_requests: int = 1
+
+    def plain_body(self, size: int) -> bytes:
+        """Return a body of about `size` bytes, most of them text."""
+        text = plain_text(size)
+        prompts: dict[str, Any] = {
+            "/v1/completions": {"prompt": text},
+            "/v1/responses": {"input": text},
+        }
+        messages = {"messages": [{"role": "user", "content": text}]}
+        prompt = prompts.get(self.path, messages)
+        return json.dumps({"model": MODEL, **prompt, **self.plain}).encode()
 
 
-def _json(path: str, name: str, make: Callable[[], Mapping[str, Any]]) -> HostileBody:
-    return HostileBody(name, path, lambda: json.dumps({"model": MODEL, **make()}).encode())
+def plain_text(size: int) -> str:
+    """Return text of `size` characters at most, which no limit but that of a prompt is for."""
+    return "some plain text. " * (size // 17)
 
 
-def _chat(name: str, make: Callable[[], Mapping[str, Any]]) -> HostileBody:
-    return _json(
-        "/v1/chat/completions", name, lambda: {"messages": _SMALL, "max_tokens": 100, **make()}
-    )
+def _json(
+    path: str, name: str, make: Callable[[], Mapping[str, Any]], plain: Mapping[str, Any] = {}
+) -> HostileBody:
+    return HostileBody(name, path, lambda: json.dumps({"model": MODEL, **make()}).encode(), plain)
+
+
+def _chat(
+    name: str,
+    make: Callable[[], Mapping[str, Any]],
+    plain: Mapping[str, Any] = {},
+    num_requests: int = 1,
+) -> HostileBody:
+    shared = {"max_tokens": 100, **plain}
+
+    def body() -> bytes:
+        return json.dumps({"model": MODEL, "messages": _SMALL, **shared, **make()}).encode()
+
+    return HostileBody(name, "/v1/chat/completions", body, shared, num_requests)
 
 
 def _tool(number: int) -> dict[str, Any]:
     return {"type": "function", "function": {"name": f"tool_{number}"}}
 
 
-def _complex_schema(number: int) -> dict[str, Any]:
+def _complex_schema() -> dict[str, Any]:
+    """Return fields with a schema that no server has compiled yet."""
+    number = next(_NUMBERS)
     names = [f"field_{number}_{each}" for each in range(300)]
     properties = {name: {"type": "string", "pattern": "^[a-z]{1,40}[0-9]*$"} for name in names}
-    return {"type": "object", "properties": properties, "required": names}
+    return {"guided_json": {"type": "object", "properties": properties, "required": names}}
 
 
 def _thoughts(count: int) -> list[dict[str, Any]]:
@@ -51,11 +89,29 @@ def _thoughts(count: int) -> list[dict[str, Any]]:
 
 _AMBIGUOUS = "start: s\ns: s s s | s s | /[a-z ]/\n"
 _AMBIGUOUS_TOO = 'start: x\nx: "(" x* ")" | /[a-z]/ | x x\n'
+# The trial of a grammar draws a letter or digit, the request `z`.
+_BEHIND = 'start: /[A-Z0-9]/ | "z" s\ns: s s s | s s | /[a-z ]/\n'
+_BEHIND_LEFT_OUT = {"bad_words": [*ascii_uppercase, *digits]}
+
+
+def _ambiguous(name: str, grammar: str, num_samples: int = 1, **more: Any) -> HostileBody:
+    def make() -> dict[str, Any]:
+        return {"guided_grammar": f"{grammar}// {next(_NUMBERS)}\n", **more}  # new to the server
+
+    return _chat(name, make, {"min_tokens": 80, "n": num_samples})
+
+
+def _scored(name: str, num_prompts: int) -> HostileBody:
+    prompts = {"prompt": ["word " * 500] * num_prompts, "max_tokens": 1}
+    # With log-probabilities no prompt comes from the cache.
+    plain = {**prompts, "prompt_logprobs": 0}
+    return _json("/v1/completions", name, lambda: {**prompts, "prompt_logprobs": 20}, plain)
+
 
 HOSTILE: tuple[HostileBody, ...] = (
-    _chat("ambiguous grammar", lambda: {"min_tokens": 80, "guided_grammar": _AMBIGUOUS}),
-    _chat("ambiguous recursion", lambda: {"min_tokens": 80, "guided_grammar": _AMBIGUOUS_TOO}),
-    _chat("complex schema", lambda: {"guided_json": _complex_schema(0)}),
+    _ambiguous("ambiguous grammar", _AMBIGUOUS),
+    _ambiguous("ambiguous recursion", _AMBIGUOUS_TOO),
+    _chat("complex schema", _complex_schema),
     _chat("34,000 tools", lambda: {"tools": [_tool(each) for each in range(34_000)]}),
     HostileBody(
         "deep JSON",
@@ -77,9 +133,12 @@ HOSTILE: tuple[HostileBody, ...] = (
         "62,000 thoughts",
         lambda: {"messages": _thoughts(62_000)},
     ),
-    _json(
-        "/v1/completions",
-        "prompt log-probabilities",
-        lambda: {"prompt": ["word " * 500] * 40, "max_tokens": 1, "prompt_logprobs": 20},
-    ),
+    _scored("prompt log-probabilities", 40),
+)
+# These take most of a server's slots or queues while they run.
+WIDE: tuple[HostileBody, ...] = (
+    _ambiguous("ambiguous after a token, 8 samples", _BEHIND, 8, **_BEHIND_LEFT_OUT),
+    _ambiguous("ambiguous after a token, 48 samples", _BEHIND, 48, **_BEHIND_LEFT_OUT),
+    _chat("40 complex schemas", _complex_schema, num_requests=40),
+    _scored("prompt log-probabilities, just allowed", 25),
 )
