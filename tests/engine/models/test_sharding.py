@@ -60,6 +60,26 @@ def test_ranks_logits_match_the_whole_model(checkpoint: Path) -> None:
         assert all(trace == groups.traces[0] for trace in groups.traces)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2", "phi", "qwen3-moe", "gpt-oss"])
+def test_ranks_in_bfloat16_err_no_more_than_twice_as_one_process(
+    family: str, tmp_path: Path
+) -> None:
+    architecture, fields = FAMILIES[family]
+    write_checkpoint(tmp_path, architecture, **fields)
+    exact = PagedModel(tmp_path, max_model_len=96).logits(tokens()).log_softmax(-1)
+
+    def error(group: ThreadGroup | None = None) -> float:
+        model = PagedModel(tmp_path, max_model_len=96, dtype=torch.bfloat16, group=group)
+        found = model.logits(tokens())
+        if found.shape != exact.shape:  # of another rank than 0, which has a part
+            return 0.0
+        return (found.log_softmax(-1) - exact).square().mean().sqrt().item()
+
+    own = error()
+    for num_ranks in (2, 3):
+        assert ThreadGroups(num_ranks).run(error)[0] < 2 * own
+
+
 @pytest.mark.parametrize("family", [name for name in FAMILIES if is_mixture(name)])
 def test_ranks_with_whole_experts_match_the_whole_model(family: str, tmp_path: Path) -> None:
     architecture, fields = FAMILIES[family]
