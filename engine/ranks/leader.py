@@ -208,7 +208,7 @@ class Leader:
     def _watch(self, patience_s: float) -> None:
         """Find ranks that give no sign of life, in ticks: this process may be stopped itself."""
         seen = [(0, 0.0)] * len(self._ranks)
-        while not self._closing.wait(_TICK_S):
+        while not self._closing.wait(_TICK_S) and self.failure is None:
             for i, rank in enumerate(self._ranks):
                 num_signs, silent_s = seen[i]
                 silent_s = silent_s + _TICK_S if num_signs == rank.num_signs else 0.0
@@ -313,8 +313,9 @@ class _Rank:
 
     @property
     def name(self) -> str:
-        """What errors call it."""
-        return f"rank {self.number} (process {self.process.pid})"
+        """What errors call it: of several GPUs, which one too."""
+        device = f", {self.device}" if self.device.startswith("cuda") else ""
+        return f"rank {self.number} (process {self.process.pid}{device})"
 
     def end(self) -> Death:
         """Make sure that the process has ended; return how."""
