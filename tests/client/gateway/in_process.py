@@ -7,12 +7,8 @@ all of the gateway's work is done, and nothing else.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
-import time
-import tracemalloc
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +24,7 @@ from client.protocol import Chunk, Health, Tokens
 from client.session import Session
 from client.timeouts import Timeout
 from tests.client.fake_triton import Piece, response_of
+from tests.factories.costs import Cost, cost_of
 
 _FACTS = Health(
     "ready",
@@ -39,21 +36,17 @@ HELLO = (Piece({0: "Hello"}, finished=(0,), final=True),)
 
 
 @dataclass(frozen=True)
-class Cost:
+class RequestCost(Cost):
     """What a request took.
 
     Attributes:
         status: of the answer.
         size: bytes of the body.
-        seconds: of the processor, in all threads.
-        peak: bytes of Python's objects, beside those that were there before.
         answer: the body of the answer.
     """
 
     status: int
     size: int
-    seconds: float
-    peak: int
     answer: bytes
 
 
@@ -89,26 +82,15 @@ class InProcess:
         """Return the OpenAPI document."""
         return self._app.openapi()
 
-    def cost(self, path: str, body: Any, *, rounds: int = 1, memory: bool = True) -> Cost:
+    def cost(self, path: str, body: Any, *, rounds: int = 1, memory: bool = True) -> RequestCost:
         """Return what a request takes: the least of several rounds."""
         content = _encoded(body)
-        times = []
-        for _ in range(rounds):
-            with _without_garbage_collection():
-                started = time.process_time()
-                status, answer = self.ask(path, content)
-                times.append(time.process_time() - started)
-        peak = self.peak(lambda: self.ask(path, content)) if memory else 0
-        return Cost(status, len(content), min(times), peak, answer)
-
-    def peak(self, action: Callable[[], object]) -> int:
-        """Return by how many bytes Python's objects grow at most."""
-        tracemalloc.start()
-        try:
-            action()
-            return tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+        answers = []
+        cost = cost_of(
+            lambda: answers.append(self.ask(path, content)), rounds=rounds, memory=memory
+        )
+        status, answer = answers[-1]
+        return RequestCost(cost.seconds, cost.peak, status, len(content), answer)
 
     async def _asked(self, method: str, target: str, content: bytes) -> tuple[int, bytes]:
         messages = iter([{"type": "http.request", "body": content, "more_body": False}])
@@ -215,40 +197,5 @@ class _Client:
         self._owner.num_bytes += len(message.SerializeToString())
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Looking for garbage takes time by what else is there."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def _encoded(body: Any) -> bytes:
     return body if isinstance(body, bytes) else json.dumps(body).encode()
-
-
-def assert_linear(
-    cost: Callable[[int], Cost], size: int, *, doublings: int = 1, factor: float = 2.8
-) -> None:
-    """Check that a request of twice the size takes at most `factor` times as much.
-
-    Noise cannot fail it: what takes little anyway is not compared, and a step that took too much
-    is measured again.
-    """
-    before = cost(size)
-    for step in range(1, doublings + 1):
-        after = cost(size * 2**step)
-        for _ in range(3):
-            if is_linear(before, after, factor):
-                break
-            before, after = cost(size * 2 ** (step - 1)), cost(size * 2**step)
-        assert is_linear(before, after, factor), (before, after)
-        before = after
-
-
-def is_linear(before: Cost, after: Cost, factor: float) -> bool:
-    return (
-        after.seconds < factor * before.seconds + 0.01 and after.peak < factor * before.peak + 2**18
-    )

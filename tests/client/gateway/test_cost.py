@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.client.fake_triton import Piece
-from tests.client.gateway.in_process import HELLO, Cost, InProcess, assert_linear
+from tests.client.gateway.in_process import HELLO, InProcess
+from tests.factories.costs import Cost, assert_linear
 
 USER = {"role": "user", "content": "a"}
 MESSAGES = {"model": "ensemble", "max_tokens": 1}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.client.gateway.in_process import InProcess
+from tests.factories.costs import peak_of
 
 PATH = "/v1/responses"
 TEXT = "a" * 2**20
@@ -108,4 +109,4 @@ def test_items_are_listed_without_reading_all_of_them(gateway: InProcess) -> Non
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     made = create(gateway, input=[{"role": "user", "content": "a"}, *[call] * 10_000])
     path = f"{PATH}/{made['id']}/input_items?limit=2"
-    assert gateway.peak(lambda: gateway.get(path)) < 4 * 2**20  # all of them as objects: 6 MiB
+    assert peak_of(lambda: gateway.get(path)) < 4 * 2**20  # all of them as objects: 6 MiB
