@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -367,6 +367,7 @@ def match_changes(
     changes: Mapping[str, LowRank],
     placed: Sequence[Piece],
     names: TensorNames,
+    elsewhere: Collection[str] = (),
 ) -> dict[str, LowRank]:
     """Return an adapter's changes by the checkpoint's names of the tensors.
 
@@ -374,6 +375,7 @@ def match_changes(
         changes: by the names that the modules had in training.
         placed: what is to be loaded.
         names: how the checkpoint names our tensors.
+        elsewhere: tensors that other ranks have, whose changes are left out.
 
     Raises:
         CheckpointError: the checkpoint has no such tensor of floats, or it has another shape.
@@ -389,6 +391,8 @@ def match_changes(
         ]
         name = next((each for each in (trained, *spellings) if each in stored), None)
         if name is None:
+            if not {trained, *spellings}.isdisjoint(elsewhere):
+                continue
             raise CheckpointError(
                 f"the base has no {trained} of floats to merge it into; if the base is quantised, "
                 "set base_model_name_or_path in adapter_config.json to one that is not",
@@ -554,7 +558,11 @@ def _match(
     )
     placed = match_tensors(stored, targets, names, tied=tied)
     adapter = read_adapter(path)
-    changes = {} if adapter is None else match_changes(adapter.low_rank, placed, names)
+    changes: dict[str, LowRank] = {}
+    if adapter is not None:
+        prefix = names.find_prefix(stored)
+        elsewhere = {names.of(name, prefix) for name, target in targets.items() if target is None}
+        changes = match_changes(adapter.low_rank, placed, names, elsewhere)
     return placed, kv_scales, changes
 
 

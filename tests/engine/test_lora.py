@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.checkpoint.hub import resolve_checkpoint
@@ -106,6 +107,36 @@ def test_ranks_merge_an_adapter_as_one_process_does(case: str, tmp_path: Path) -
     for num_ranks in (2, 3):
         logits, *_ = ThreadGroups(num_ranks).run(rank)
         torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_ranks_with_whole_experts_merge_what_is_of_their_own(tmp_path: Path) -> None:
+    architecture, settings = FAMILIES["qwen3-moe"]
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    write_checkpoint(base, architecture, vocab_size=VOCAB, **settings)
+    byte_level_tokenizer().save_pretrained(base)
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["gate_proj"]}
+    config["base_model_name_or_path"] = str(base)
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    stored = load_file(base / "model.safetensors")
+    tensors, draw = {}, torch.Generator().manual_seed(0)
+    for name, weight in stored.items():
+        if name.endswith(".gate_proj.weight"):
+            module = f"base_model.model.{name.removesuffix('.weight')}"
+            rows, columns = weight.shape
+            tensors[f"{module}.lora_A.weight"] = torch.randn(2, columns, generator=draw)
+            tensors[f"{module}.lora_B.weight"] = torch.randn(rows, 2, generator=draw)
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    folder = resolve_checkpoint(str(adapter), weights=True)
+    token_ids = list(range(3, 30))
+    expected = PagedModel(folder).logits(token_ids)
+    assert not torch.allclose(expected, PagedModel(base).logits(token_ids), atol=0.1)
+
+    def rank(group: ThreadGroup) -> torch.Tensor:
+        return PagedModel(folder, group=group, expert_parallel=True).logits(token_ids)
+
+    logits, *_ = ThreadGroups(3).run(rank)
+    torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("tied", [False, True])
