@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from engine.errors import UnsupportedError
@@ -97,6 +98,20 @@ def parts_of(spec: ModelSpec, name: str) -> tuple[ShardRange, ...]:
         is_stacked = "gate_up_proj" in path and "experts" not in path
         found = [features, features] if is_stacked else [features]
     return tuple(part for part in found if part is not None)
+
+
+def ranges_of(parts: Iterable[ShardRange], unit: int) -> tuple[range, ...]:
+    """Return where `parts` are in a dimension in which one is after the other.
+
+    Args:
+        unit: elements of each head, feature or token.
+    """
+    found, before = [], 0
+    for part in parts:
+        start = unit * (before + part.start)
+        found.append(range(start, start + unit * part.size))
+        before += part.full
+    return tuple(found)
 
 
 def experts_of(spec: ModelSpec, name: str) -> ShardRange | None:

@@ -13,6 +13,7 @@ from engine.errors import CheckpointError
 from engine.layers.integer_weight import IntegerKind, IntegerWeight, columns_of, rows_of
 from engine.layers.linear.linear import parameter
 from engine.layers.stored_weight import Fp8Weight, WNA16Weight
+from engine.models.sharding import ranges_of
 from engine.models.spec import ShardRange
 from engine.quantization.format import Axis, Format, num_bytes_of_codes
 from kernels.quantized.codes import can_pack
@@ -45,16 +46,12 @@ class Window(NamedTuple):
         if not parts:
             return cls((out_features, in_features), (range(out_features),), range(in_features))
         size = in_features if is_summed else out_features
-        each = size // sum(part.size for part in parts)
-        found, before = [], 0
-        for part in parts:
-            start = before + part.start
-            found.append(range(each * start, each * (start + part.size)))
-            before += part.full
+        unit = size // sum(part.size for part in parts)
+        found, whole = ranges_of(parts, unit), unit * sum(part.full for part in parts)
         if not is_summed:
-            return cls((each * before, in_features), tuple(found), range(in_features))
+            return cls((whole, in_features), found, range(in_features))
         (columns,) = found
-        return cls((out_features, each * before), (range(out_features),), columns)
+        return cls((out_features, whole), (range(out_features),), columns)
 
     @property
     def num_rows(self) -> int:

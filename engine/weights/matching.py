@@ -17,7 +17,7 @@ from engine.layers.experts import Experts
 from engine.layers.linear.linear import Linear
 from engine.layers.vocabulary import Embedding, LMHead
 from engine.models.causal_lm import CausalLM
-from engine.models.sharding import SUMMED, experts_of, parts_of
+from engine.models.sharding import SUMMED, experts_of, parts_of, ranges_of
 from engine.models.spec import ModelSpec, ShardRange
 from engine.models.tensor_names import EMBEDDING, HEAD, TensorNames
 from engine.quantization.experts import QuantizedExperts
@@ -170,13 +170,7 @@ def _cut(
     dim = next((dim for dim, size in enumerate(whole) if mine[dim] != size), None)
     if dim is None:
         return None
-    each = whole[dim] // sum(part.full for part in parts)
-    ranges, before = [], 0
-    for part in parts:
-        start = each * (before + part.start)
-        ranges.append(range(start, start + each * part.size))
-        before += part.full
-    return Cut(dim, tuple(ranges))
+    return Cut(dim, ranges_of(parts, whole[dim] // sum(part.full for part in parts)))
 
 
 def _own_name(spec: ModelSpec, name: str) -> str | None:
