@@ -20,7 +20,7 @@ from engine.execution.memory.kv_cache_plan import (
 from engine.execution.progress import in_tenths
 from engine.layers.experts import Experts
 from engine.layers.rank_group import RankGroup
-from engine.models.build import build_model, feature_unit
+from engine.models.build import build_model, shard_of
 from engine.models.causal_lm import CausalLM
 from engine.models.process_weights import (
     WeightProcessor,
@@ -28,7 +28,6 @@ from engine.models.process_weights import (
     check_quantization,
     num_bytes_while_loading,
 )
-from engine.models.sharding import shard
 from engine.models.spec import ModelSpec, MoE
 from engine.quantization.registry import read_quantization, while_loading
 from engine.weights import check_weights, initialise_weights, with_stored_head
@@ -107,13 +106,8 @@ def load_weights(
     whole = None
     if group is not None:
         whole = outline
-        spec = shard(
-            spec,
-            group.rank,
-            group.size,
-            feature_unit=feature_unit(whole),
-            expert_parallel=config.enable_expert_parallel,
-        )
+        whole_experts = config.enable_expert_parallel
+        spec = shard_of(whole, group.rank, group.size, expert_parallel=whole_experts)
         outline = build(spec, device=meta)
     if in_fp8 and any(isinstance(module, Experts) for module in outline.modules()):
         raise UnsupportedError(

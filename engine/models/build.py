@@ -10,6 +10,7 @@ from engine.errors import UnsupportedError
 from engine.layers.rank_group import RankGroup
 from engine.layers.scheme import Scheme, Unquantized
 from engine.models.causal_lm import CausalLM
+from engine.models.sharding import shard
 from engine.models.spec import ModelSpec
 from engine.quantization.format import QuantizedCheckpoint
 from engine.quantization.scheme import Quantized
@@ -52,11 +53,15 @@ def build_model(
     return CausalLM(spec, scheme, max_model_len=max_model_len, group=group).eval()
 
 
-def feature_unit(model: CausalLM) -> int:
-    """Return how many features of an MLP a quantised checkpoint stores together; 1: none."""
+def shard_of(
+    whole: CausalLM, rank: int, num_ranks: int, *, expert_parallel: bool = False
+) -> ModelSpec:
+    """Return what a rank computes of `whole`, cut as its checkpoint stores it; as `shard`."""
+    # Features of an MLP that a quantised checkpoint stores together.
     units = [
         module.unit
-        for name, module in model.named_modules()
+        for name, module in whole.named_modules()
         if isinstance(module, StoredProjection) and name.endswith(".down_proj")
     ]
-    return math.lcm(*units)
+    unit = math.lcm(*units)
+    return shard(whole.spec, rank, num_ranks, feature_unit=unit, expert_parallel=expert_parallel)

@@ -116,10 +116,10 @@ def ranges_of(parts: Iterable[ShardRange], unit: int) -> tuple[range, ...]:
 
 def experts_of(spec: ModelSpec, name: str) -> ShardRange | None:
     """Return which experts the rank `spec` has, if our tensor `name` is of them; None: all."""
-    layer = _LAYER.match(name)
-    mlp = None if layer is None else spec.layers[int(layer[1])].mlp
-    is_of_them = ".experts." in name and isinstance(mlp, MoE)
-    return mlp.experts if is_of_them and isinstance(mlp, MoE) else None
+    if (layer := _LAYER.match(name)) is None or ".experts." not in name:
+        return None
+    mlp = spec.layers[int(layer[1])].mlp
+    return mlp.experts if isinstance(mlp, MoE) else None
 
 
 def max_ranks(spec: ModelSpec, *, expert_parallel: bool = False) -> int:

@@ -14,11 +14,10 @@ from engine.config.setting_types import Quantization
 from engine.execution.attention.backend import attention_backend
 from engine.execution.memory.kv_caches import allocate_kv_cache
 from engine.layers.rank_group import RankGroup
-from engine.models.build import build_model, feature_unit
+from engine.models.build import build_model, shard_of
 from engine.models.kv_groups import KVGroups
 from engine.models.process_weights import WeightProcessor, check_deterministic
 from engine.models.registry import read_model_spec
-from engine.models.sharding import shard
 from engine.quantization.registry import read_quantization
 from engine.weights import load_weights, with_stored_head
 from tests.factories.batches import BatchRow, build_batch
@@ -68,14 +67,7 @@ class PagedModel:
         whole = None
         if group is not None:
             whole = build(self.spec, device=torch.device("meta"))
-            unit = feature_unit(whole)
-            self.spec = shard(
-                self.spec,
-                group.rank,
-                group.size,
-                feature_unit=unit,
-                expert_parallel=expert_parallel,
-            )
+            self.spec = shard_of(whole, group.rank, group.size, expert_parallel=expert_parallel)
         self.model = build(self.spec, device=CPU, group=group)
         load_weights(self.model, path, whole=whole)
         if deterministic:

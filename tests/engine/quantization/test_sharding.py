@@ -11,7 +11,7 @@ import torch
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.checkpoint.tensor_files.headers import read_headers
 from engine.layers.linear.cpu_packed import CpuPackedLinear
-from engine.models.build import build_model, feature_unit
+from engine.models.build import build_model, shard_of
 from engine.models.registry import read_model_spec
 from engine.models.sharding import max_ranks, shard
 from engine.quantization.linear import QuantizedLinear
@@ -175,7 +175,7 @@ def bytes_read(checkpoint: Path, rank: int, num_ranks: int) -> int:
     )
     spec, totals = read_model_spec(checkpoint), [0]
     whole = build(spec, device=torch.device("meta"))
-    part = shard(spec, rank, num_ranks, feature_unit=feature_unit(whole))
+    part = shard_of(whole, rank, num_ranks)
     load_weights(
         build(part, device=torch.device("cpu")),
         checkpoint,

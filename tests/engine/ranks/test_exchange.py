@@ -18,6 +18,7 @@ from engine.errors import EngineDeadError
 from engine.ranks import exchange
 from engine.ranks.exchange import CollectiveGroup, allocate_store
 from engine.ranks.leader import MODULE
+from tests.engine.ranks.test_shared_memory import in_order
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -49,10 +50,7 @@ def test_sum_of_any_dtype_has_the_bits_of_the_order_of_ranks(size: int) -> None:
         found = run(lambda group: [group.sum(case[group.rank]) for case in cases])
     for sums in found:
         for total, case in zip(sums, cases, strict=True):
-            expected = case[0].float()
-            for part in case[1:]:
-                expected = expected + part.float()
-            assert torch.equal(total, expected.to(total.dtype))
+            assert torch.equal(total, in_order(case))
 
 
 def test_gather_uneven_widths_are_beside_each_other_at_rank_0() -> None:

@@ -25,10 +25,10 @@ from engine.errors import UnsupportedError
 from engine.layers.linear.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from engine.layers.linear.linear import Linear
 from engine.layers.linear.wna16 import WNA16Linear
-from engine.models.build import build_model, feature_unit
+from engine.models.build import build_model, shard_of
 from engine.models.linear_methods import gpu_linear_of_stored
 from engine.models.registry import read_model_spec
-from engine.models.sharding import SUMMED, shard
+from engine.models.sharding import SUMMED
 from engine.quantization.fp8 import Fp8
 from engine.quantization.linear import QuantizedLinear
 from engine.quantization.registry import read_quantization
@@ -92,7 +92,7 @@ def projections(checkpoint: Path, num_ranks: int = 1) -> Iterator[dict[str, Quan
     spec = read_model_spec(checkpoint)
     whole = build(spec, device=torch.device("meta"))
     for rank in range(num_ranks):
-        model = build(shard(spec, rank, num_ranks, feature_unit=feature_unit(whole)), device=DEVICE)
+        model = build(shard_of(whole, rank, num_ranks), device=DEVICE)
         load_weights(model, checkpoint, whole=whole if num_ranks > 1 else None)
         yield {
             path: module
