@@ -1,0 +1,1 @@
+"""State layers of hybrid models: a short convolution, and the gated delta rule behind one."""

@@ -1,0 +1,93 @@
+"""However sequences are cut into steps and put beside each other, they have the same bits."""
+
+import pytest
+
+pytest.importorskip("hypothesis")
+
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kernels.state.states import StateCache
+from tests.kernels.state.state_cases import (
+    ConvLayer,
+    DeltaLayer,
+    Layer,
+    Row,
+    StateSequence,
+    assert_same_state,
+    run_step,
+)
+
+LAYERS: list[Layer] = [
+    ConvLayer(),
+    ConvLayer(channels=100, kernel_size=4, ring_size=9, bias=False, dtype=torch.bfloat16),
+    DeltaLayer(),
+    DeltaLayer(num_heads=2, kernel_size=3, value_dim=128, ring_size=7, dtype=torch.bfloat16),
+]
+NUM_BLOCKS = 24
+
+
+def _whole(layer: Layer, sequence: StateSequence, length: int) -> tuple[torch.Tensor, StateCache]:
+    """Return the results of the first tokens in one step of one row, and the state in block 1."""
+    cache, alone = layer.cache(2), StateSequence(sequence.inputs)
+    run_step(layer, cache, [Row(alone, length, writes=1)])
+    return alone.output(), cache
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_steps_of_any_rows_give_the_bits_of_a_whole_pass(layer: Layer, data: st.DataObject) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=3), "lengths")
+    sequences = [StateSequence(layer.inputs(n, seed=i + 1)) for i, n in enumerate(lengths)]
+    cache = layer.cache(NUM_BLOCKS)
+    free = list(range(1, NUM_BLOCKS))
+    while any(sequence.computed < len(sequence) for sequence in sequences):
+        rows, saved, left = [], [], []
+        for sequence in data.draw(st.permutations([*sequences, None]), "rows"):
+            if sequence is None:
+                rows.append(Row(None, data.draw(st.integers(0, 3), "idle tokens")))
+                continue
+            remaining = len(sequence) - sequence.computed
+            count = min(remaining, data.draw(st.sampled_from([90, 30, 5, 2, 1, 1, 0]), "tokens"))
+            if not count:
+                continue
+            end = sequence.computed + count
+            positions = data.draw(
+                st.lists(st.integers(sequence.computed + 1, end), max_size=2, unique=True), "saves"
+            )
+            saves = [(position, free.pop()) for position in positions]
+            saved += [(sequence, position, block) for position, block in saves]
+            writes = sequence.block
+            if writes == 0 or data.draw(st.booleans(), "new block"):
+                writes = free.pop()
+                left += [sequence.block] if sequence.block else []
+            rows.append(Row(sequence, count, writes, saves))
+        run_step(layer, cache, rows, padding=data.draw(st.integers(0, 2), "padding"), num_saves=2)
+        for sequence, position, block in saved:
+            assert_same_state(cache, block, _whole(layer, sequence, position)[1], 1)
+        free += left + [block for _, _, block in saved]
+    for sequence in sequences:
+        expected, state = _whole(layer, sequence, len(sequence))
+        assert torch.equal(sequence.output(), expected)
+        assert_same_state(cache, sequence.block, state, 1)
+    for part in cache:
+        assert part is None or not part[0].any()  # read by all
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_sequences_that_read_one_state_continue_it_apart(layer: Layer) -> None:
+    sequence = StateSequence(layer.inputs(20, seed=1))
+    cache = layer.cache(4)
+    run_step(layer, cache, [Row(sequence, 9, writes=1)])
+    fork = StateSequence(sequence.inputs, sequence.computed, sequence.block, [*sequence.outputs])
+    run_step(layer, cache, [Row(sequence, 11, writes=2), Row(fork, 2, writes=3)])
+    run_step(layer, cache, [Row(fork, 9, writes=3)])
+    expected, state = _whole(layer, sequence, 20)
+    for each in (sequence, fork):
+        assert torch.equal(each.output(), expected)
+        assert_same_state(cache, each.block, state, 1)
+    assert_same_state(cache, 1, _whole(layer, sequence, 9)[1], 1)
