@@ -8,15 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.layers.linear.linear import Linear, parameter
+from engine.layers.linear.linear import FloatLinear, parameter
 from engine.layers.mlp import GatedMLP
 from engine.layers.scheme import Scheme
 from kernels.experts.activation import ExpertActivation
 from kernels.experts.routing import Scores, route
-
-
-class Router(Linear):
-    """A projection that decides rather than computes: it is never quantised."""
 
 
 class MoE(nn.Module):
@@ -73,7 +69,7 @@ class MoE(nn.Module):
             router_dtype = torch.float32
             self.choice_bias = parameter(num_experts, dtype=torch.float32, device=device)
         self._router_dtype = router_dtype
-        self.router: nn.Module = Router(
+        self.router: nn.Module = FloatLinear(
             hidden_size, {"router": num_experts}, bias=bias, dtype=router_dtype, device=device
         )
         self.experts = scheme.at("experts").experts(
@@ -90,7 +86,7 @@ class MoE(nn.Module):
                 scheme=scheme.at("shared_expert"),
             )
         if shared_size and shared_is_gated:
-            self.shared_expert_gate = Router(
+            self.shared_expert_gate = FloatLinear(
                 hidden_size, {"shared_expert_gate": 1}, bias=False, dtype=dtype, device=device
             )
 

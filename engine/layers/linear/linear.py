@@ -62,6 +62,10 @@ class Linear(nn.Module):
         return views
 
 
+class FloatLinear(Linear):
+    """A projection that decides rather than computes: it is never quantised."""
+
+
 class GatedLinear(Linear):
     """activation(gate(x)) * up(x), the two projections in one product.
 
