@@ -15,6 +15,7 @@ from engine.config.engine_config import EngineConfig
 from engine.core.constraints.grammar_queue import GrammarQueue
 from engine.core.constraints.processors import load_processors
 from engine.core.kv.kv_cache_manager import KVCacheManager
+from engine.core.kv.state_manager import StateManager
 from engine.core.output_builder import OutputBuilder
 from engine.core.queue.queue_limits import QueueLimits
 from engine.core.request import Request
@@ -26,6 +27,7 @@ from engine.core.stats import StatsRecorder
 from engine.core.update_from_output import UpdateResult
 from engine.errors import RequestError, StepOutOfMemoryError, TridentError
 from engine.execution.loading import load_model
+from engine.execution.memory.kv_cache_plan import StatePlan
 from engine.execution.pending_step import PendingStep, Ranks
 from engine.logits_processors import ProcessorContext
 from engine.models.pooling import task_of
@@ -53,6 +55,12 @@ log = logging.getLogger("trident.engine")
 _MAX_IDLE_S = 0.005  # that arrivals may wait while nothing but grammars is to be waited for
 
 _SLACK = 64  # entries of finished requests that may stay in the heap
+
+
+def _state_manager(plan: StatePlan | None) -> StateManager | None:
+    if plan is None:
+        return None
+    return StateManager(plan.num_blocks, interval=plan.interval, every=plan.every)
 
 
 class Deadlines:
@@ -134,6 +142,7 @@ class EngineCore:
                 enable_prefix_caching=config.enable_prefix_caching,
                 num_host_blocks=loaded.num_host_blocks,
                 windows=plan.windows,
+                states=_state_manager(plan.states),
             ),
             max_num_seqs=loaded.config.max_num_seqs,
             max_num_batched_tokens=loaded.config.max_num_batched_tokens,

@@ -24,6 +24,13 @@ class RequestKV:
         num_committed_blocks: blocks entered in the prefix cache.
         host_tables: host blocks in each group, while its KV is swapped out; -1 for none.
         num_swapped_tokens: tokens whose KV is in `host_tables`.
+        state: block with the state after the tokens computed so far, of a model whose layers keep
+            states; the null block before the first.
+        state_read: block that the next step reads.
+        saves: blocks of checkpoints by position, which steps in flight write.
+        wanted: positions whose checkpoints other sequences can use.
+        checkpoint, trailing: positions of its newest checkpoints, and of the newest one that the
+            next replaces; 0: none.
     """
 
     tables: list[list[int]] = field(default_factory=list)
@@ -32,6 +39,12 @@ class RequestKV:
     num_committed_blocks: int = 0
     host_tables: list[list[int]] = field(default_factory=list)
     num_swapped_tokens: int = 0
+    state: int = 0
+    state_read: int = 0
+    saves: dict[int, int] = field(default_factory=dict)
+    wanted: set[int] = field(default_factory=set)
+    checkpoint: int = 0
+    trailing: int = 0
 
     @property
     def num_blocks(self) -> int:

@@ -94,6 +94,25 @@ class ForcedTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """Which blocks the rows of a step read and write, in the layers that keep states.
+
+    No block that a row writes is read or written by another; the null block, which is read before
+    the first token, is not written.
+
+    Attributes:
+        reads: int32 [B], the state after the tokens before those of the step.
+        writes: int32 [B], where the state after them goes; may be the block that is read.
+        saves: int32 [B, MOST_SAVES, 2], a position and the block that gets the state after so many
+            tokens, too; -1 for none.
+    """
+
+    reads: Int32s
+    writes: Int32s
+    saves: Int32s
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """One step of B rows: swap out, copy and swap in blocks, then compute tokens.
 
@@ -118,6 +137,7 @@ class SchedulerOutput:
         embedded: int32 [E], rows that want a token and whose last hidden state is wanted too; None:
             there are none.
         drafts: None: there are none.
+        states: None: no layer keeps any.
     """
 
     slots: Int32s
@@ -134,6 +154,7 @@ class SchedulerOutput:
     forced: ForcedTokens | None = None
     embedded: Int32s | None = None
     drafts: DraftTokens | None = None
+    states: StateBlocks | None = None
 
     @property
     def num_rows(self) -> int:

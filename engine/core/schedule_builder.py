@@ -12,9 +12,16 @@ from numpy.typing import NDArray
 
 from engine.core.constraints.sampling_constraints import device_forbids_stops
 from engine.core.kv.kv_cache_manager import BlockCopy
+from engine.core.kv.state_saves import MOST_SAVES
 from engine.core.ragged import Int32s, ragged
 from engine.core.request import Request
-from engine.core.schedule import MAX_STOP_TOKEN_IDS, BlockWrites, NewRequestData, SchedulerOutput
+from engine.core.schedule import (
+    MAX_STOP_TOKEN_IDS,
+    BlockWrites,
+    NewRequestData,
+    SchedulerOutput,
+    StateBlocks,
+)
 from engine.core.seq_slots import SeqSlots
 from engine.request.sampling_params import SamplingParams
 from kernels.step.sampling_columns import (
@@ -93,11 +100,13 @@ class ScheduleBuilder:
         new_requests: sequences that get a slot.
         block_writes: changes of block tables, by slot and group.
         swap_out, copies, swap_in: blocks to move before the step.
+        state_saves: of slots whose rows write checkpoints, their positions and blocks.
     """
 
-    def __init__(self, states: SeqSlots) -> None:
-        """Start a step of the sequences in `states`."""
+    def __init__(self, states: SeqSlots, *, keeps_states: bool = False) -> None:
+        """Start a step of the sequences in `states`, of a model whose layers may keep states."""
         self._states = states
+        self._keeps_states = keeps_states
         # The first columns of `SchedulerOutput`, in parts.
         self._rows: list[tuple[Int32s, Int32s, NDArray[np.bool_], Int32s]] = []
         self.num_tokens = 0
@@ -106,6 +115,7 @@ class ScheduleBuilder:
         self.swap_out: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
         self.swap_in: list[BlockCopy] = []
+        self.state_saves: dict[int, list[tuple[int, int]]] = {}
 
     def admit(self, request: Request, num_tokens: int) -> None:
         """Add the next tokens of `request`, which has got a slot, with all that is known of it."""
@@ -166,7 +176,19 @@ class ScheduleBuilder:
             swap_out=_block_pairs(self.swap_out),
             copies=_block_pairs(self.copies),
             swap_in=_block_pairs(self.swap_in),
+            states=self._state_blocks(slots) if self._keeps_states else None,
         )
+
+    def _state_blocks(self, slots: Int32s) -> StateBlocks:
+        """Return the states that the rows read and write; the next step reads what they write."""
+        columns = self._states
+        reads, writes = columns.state_reads[slots], columns.state_writes[slots]
+        columns.state_reads[slots] = writes
+        saves = np.full((len(slots), MOST_SAVES, 2), -1, dtype=np.int32)
+        for row, slot in enumerate(slots.tolist()):
+            if found := self.state_saves.get(slot):
+                saves[row, : len(found)] = found
+        return StateBlocks(reads, writes, saves)
 
 
 def block_writes(writes: Sequence[BlockWrite]) -> BlockWrites:

@@ -120,7 +120,7 @@ class Scheduler:
 
         There is no row if all running sequences must be read first, or if there is nothing to do.
         """
-        step = ScheduleBuilder(self.slots)
+        step = ScheduleBuilder(self.slots, keeps_states=self.kv_cache.states is not None)
         self._make_room()
         # An admission right after a preemption would take the freed blocks again.
         if self._advance_running(step):
@@ -135,6 +135,8 @@ class Scheduler:
             step.swap_out += [BlockCopy(block, host) for host, block in self._swap_out.items()]
             self._swap_out.clear()
         schedule = self._spec_decode.launch(step.build())
+        if self.kv_cache.states is not None:
+            self.kv_cache.states.release_replaced()
         return self._output_updater.launch(schedule) if schedule.num_rows else schedule
 
     def _advance_running(self, step: ScheduleBuilder) -> bool:
@@ -147,7 +149,7 @@ class Scheduler:
         if self._running_slots is None:
             self._running_slots = np.array([each.slot for each in self.running], dtype=np.int32)
         slots, num_left = states.ready(self._running_slots)
-        num_new = self._admission.chunks(num_left)
+        num_new = self._admission.chunks(slots, num_left)
         num_new += (num_drafts := self._spec_decode.draft(slots, num_new))
         needs_block = states.num_computed_tokens[slots] + num_new > states.capacity[slots]
         for row in needs_block.nonzero()[0].tolist():
@@ -158,11 +160,26 @@ class Scheduler:
             runs = states.serial[slots] != FREE
             slots, num_new, num_drafts = slots[runs], num_new[runs], num_drafts[runs]
         self._beams.rewrite(step)
+        self._save_states(slots, num_new, step)
         step.add(slots, num_new, num_drafts)
         for slot in slots[num_new - num_drafts > 1].tolist():
             request = states.owner(slot)
             self.kv_cache.prefix_cache.commit(request, request.num_computed_tokens)
         return self.num_preemptions == num_preemptions
+
+    def _save_states(
+        self, slots: NDArray[np.int32], num_new: NDArray[np.int32], step: ScheduleBuilder
+    ) -> None:
+        """Choose the checkpoints of states that the rows of `step` write."""
+        if (states := self.kv_cache.states) is None or not self.kv_cache.prefix_cache.enabled:
+            return
+        starts = self.slots.num_computed_tokens[slots]
+        ends = starts + num_new
+        for row in (ends // states.interval > starts // states.interval).nonzero()[0].tolist():
+            slot = int(slots[row])
+            saves = states.save(self.slots.owner(slot), int(starts[row]), int(ends[row]))
+            if saves:
+                step.state_saves[slot] = saves
 
     def _admit(self, step: ScheduleBuilder) -> None:
         """Admit waiting sequences, in policy order, while slots, blocks and the budget last.
@@ -196,6 +213,7 @@ class Scheduler:
         request.num_computed_tokens = admitted.start
         copies = self.kv_cache.allocate(request, admitted.num_tokens, reserve=True)
         assert copies is not None
+        self.kv_cache.prefix_cache.want_states(request, admitted.prefix)
         if request.times.first_scheduled is None:
             request.times.first_scheduled = time.monotonic()
             request.num_cached_tokens = admitted.start
@@ -203,11 +221,13 @@ class Scheduler:
                 self.num_prefix_queries += request.num_prompt_tokens
                 self.num_prefix_hits += admitted.start
         step.copies.extend(copies)
-        step.swap_in.extend(self.kv_cache.swap_in(request, admitted.prefix))
+        step.swap_in.extend(self.kv_cache.swap_in(request, admitted.prefix.tables))
         slot = self.slots.assign(request)
         self.waiting.refresh(request.companions)
         self.constraints.add(slot, request)
         self._output_updater.scorer.add(request)
+        added = np.array([slot], np.int32), np.array([admitted.num_tokens], np.int32)
+        self._save_states(*added, step)
         step.admit(request, admitted.num_tokens)
         self.kv_cache.prefix_cache.commit(request, request.num_computed_tokens)
         insort(self.running, request, key=self.rank)
@@ -379,8 +399,11 @@ class ParallelSampling:
 
     def release(self) -> None:
         """Queue the siblings of sequences whose prompt is computed, with its blocks."""
+        # Layers that keep states have the one before the last token at the end of one step alone.
+        left = self._kv_cache.states is not None
         for parent in self._parents:
-            if parent.slot is not None and parent.num_computed_tokens >= parent.num_prompt_tokens:
+            wanted = parent.num_prompt_tokens - left
+            if parent.slot is not None and parent.num_computed_tokens >= wanted:
                 for child in parent.forks:
                     self._kv_cache.fork(parent, child)
                     self._waiting.push(child)

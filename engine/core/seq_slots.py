@@ -29,6 +29,7 @@ class SeqSlots:
         num_unread_tokens: int32 [S], tokens sampled by steps in flight: on the device alone.
         capacity: int32 [S], tokens up to which the sequence can write into its blocks.
         reserved: int32 [S], the same for its blocks in groups of layers without a window.
+        state_reads, state_writes: int32 [S], blocks of the next step in layers that keep states.
         has_window: bool [S], the context needed to decode the next tokens to release is kept in
             `request.output.window_ids`; else it is the token before them.
         serial: int64 [S], another number each time that a slot is assigned; `FREE` if free.
@@ -54,9 +55,10 @@ class SeqSlots:
         self._block_size = block_size
         self._counters = np.zeros((NUM_COUNTERS, num_slots), dtype=np.int32)
         self.num_tokens, self.num_computed_tokens, self.num_released_tokens = self._counters
-        ints = np.zeros((7, num_slots), dtype=np.int32)
+        ints = np.zeros((9, num_slots), dtype=np.int32)
         self.num_unread_tokens, self.num_prompt_tokens, self.max_num_tokens = ints[:3]
-        self.capacity, self.reserved, self.index, self.skips_special_tokens = ints[3:]
+        self.capacity, self.reserved, self.index, self.skips_special_tokens = ints[3:7]
+        self.state_reads, self.state_writes = ints[7:]
         flags = np.zeros((8, num_slots), dtype=np.bool_)
         self.host_chooses, self.is_watched, self.has_stop_strings, self.has_grammar = flags[:4]
         self.has_window, self.is_streamed, self.has_logprobs, self.wants_embedding = flags[4:]
@@ -108,6 +110,8 @@ class SeqSlots:
         # Groups without a window get blocks for all tokens at once.
         self.capacity[request.slot] = min(lengths) * self._block_size
         self.reserved[request.slot] = max(lengths) * self._block_size
+        self.state_reads[request.slot] = request.kv.state_read
+        self.state_writes[request.slot] = request.kv.state
 
     def share_tail(self, request: Request) -> None:
         """Note that `request` must not write into the block of its last token: others share it."""

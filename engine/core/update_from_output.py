@@ -148,6 +148,8 @@ class OutputUpdater:
         self._jump_forward = JumpForward(states, vocab_size=len(token_bytes))
         # Of each step, those that sample a token, then those behind the first drafts, and so on.
         self._in_flight: deque[list[_Rows]] = deque()
+        # Of each step, the slots whose rows write checkpoints of states, by serial, and where.
+        self._saves: deque[list[tuple[int, int, list[int]]]] = deque()
         self._mask_workers = mask_workers
         self._late: list[_Late] = []
 
@@ -167,10 +169,29 @@ class OutputUpdater:
         is_embedded = self._states.wants_embedding[slots]
         first = _Rows(slots, self._states.serial[slots], is_embedded)
         self._in_flight.append([first, *self._drafted(schedule)])
+        self._saves.append(list(self._saved(schedule)))
         if is_embedded.any():
             rows = schedule.wants_token.nonzero()[0][is_embedded]
             schedule = replace(schedule, embedded=rows.astype(np.int32))
         return self.scorer.launch(self._jump_forward.launch(schedule))
+
+    def _saved(self, schedule: SchedulerOutput) -> Iterator[tuple[int, int, list[int]]]:
+        if schedule.states is None:
+            return
+        positions = schedule.states.saves[:, :, 0]
+        for row in (positions[:, 0] > 0).nonzero()[0].tolist():
+            slot = int(schedule.slots[row])
+            found = [position for position in positions[row].tolist() if position > 0]
+            yield slot, int(self._states.serial[slot]), found
+
+    def _name_states(self) -> None:
+        """Let the checkpoints be found that the oldest step has written, of those that still run.
+
+        A sequence that had ended before the step had no part in it.
+        """
+        for slot, serial, positions in self._saves.popleft():
+            if self._states.is_owned(slot, serial):
+                self._kv_cache.prefix_cache.name_states(self._states.owner(slot), positions)
 
     def _drafted(self, schedule: SchedulerOutput) -> Iterator[_Rows]:
         """Yield the rows with a first draft, those with a second one, and so on."""
@@ -183,6 +204,7 @@ class OutputUpdater:
         """Forget the newest step, which is never read; its sequences still have their slots."""
         for rows in self._in_flight.pop():
             self._states.num_unread_tokens[rows.slots] -= 1
+        self._saves.pop()
         self.scorer.cancel()
 
     def update_from_output(self, samples: SamplerOutput | None) -> UpdateResult:
@@ -198,6 +220,7 @@ class OutputUpdater:
         if samples is None:
             self._mask_workers.wait_for_any(_MAX_WAIT_S)
         else:
+            self._name_states()
             self.scorer.read(samples)  # before the first token, which goes out with what it finds
             first, *drafted = self._in_flight.popleft()
             result = self._read(first, samples)

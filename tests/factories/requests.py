@@ -7,7 +7,7 @@ import numpy as np
 from engine.core.constraints.mask_workers import MaskWorkers
 from engine.core.kv.group_windows import GroupWindows
 from engine.core.kv.kv_cache_manager import KVCacheManager
-from engine.core.kv.tables import num_logical_blocks
+from engine.core.kv.state_manager import StateManager
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.core.spec_decode.proposer import Proposer
@@ -68,6 +68,8 @@ def make_scheduler(
     windows: Sequence[int | None] = (None,),
     proposer: Proposer | None = None,
     mask_workers: MaskWorkers | None = None,
+    num_states: int = 0,
+    state_interval: int = 8,
 ) -> Scheduler:
     cache = KVCacheManager(
         num_blocks,
@@ -78,6 +80,11 @@ def make_scheduler(
             windows,
             block_size,
             max_step_tokens=long_prefill_token_threshold or max_num_batched_tokens,
+        ),
+        states=(
+            StateManager(num_states, interval=state_interval, every=4 * state_interval)
+            if num_states
+            else None
         ),
     )
     return Scheduler(
@@ -96,9 +103,9 @@ def make_scheduler(
 
 def reuse_prefix(cache: KVCacheManager, request: Request) -> int:
     """Give `request` its cached prefix; return the number of its tokens."""
-    prefix, _ = cache.prefix_cache.find(request)
+    prefix = cache.prefix_cache.find(request)
     cache.reuse_prefix(request, prefix)
-    return num_logical_blocks(prefix) * cache.block_size
+    return prefix.num_tokens
 
 
 class StopString:

@@ -40,6 +40,10 @@ class BlockPool:
         """Return how many sequences refer to a block."""
         return self._ref_counts[block_id]
 
+    def is_cached(self, block_id: int) -> bool:
+        """Whether a block is found by its content."""
+        return self._hash_of[block_id] is not None
+
     def find(self, content_hash: bytes) -> int | None:
         """Return the block with this content, in use or free; None if there is none."""
         return self._block_of.get(content_hash)
@@ -66,10 +70,14 @@ class BlockPool:
         elif self._free_empty:
             block_id, _ = self._free_empty.popitem(last=False)
         else:
-            block_id, _ = self._free_cached.popitem(last=False)
+            block_id = self._take_cached()
             self._evict(block_id)
         self._ref_counts[block_id] = 1
         return block_id
+
+    def _take_cached(self) -> int:
+        """Remove a block that is free and has cached content from the free ones; return it."""
+        return self._free_cached.popitem(last=False)[0]
 
     def _evict(self, block_id: int) -> None:
         content_hash = self._hash_of[block_id]

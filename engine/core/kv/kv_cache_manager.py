@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from engine.core.kv.block_pool import NULL_BLOCK, BlockPool
 from engine.core.kv.group_windows import GroupWindows, blocks_for
-from engine.core.kv.prefix_cache import PrefixCache
+from engine.core.kv.prefix_cache import Prefix, PrefixCache
+from engine.core.kv.state_manager import StateManager
 from engine.core.kv.tables import Tables, blocks_of, num_logical_blocks
 from engine.core.request import Request
 
@@ -68,6 +69,7 @@ class KVCacheManager:
     Attributes:
         windows: of the groups.
         prefix_cache: finds blocks by their content.
+        states: of the layers that keep some; None: none does.
     """
 
     def __init__(
@@ -78,17 +80,22 @@ class KVCacheManager:
         enable_prefix_caching: bool,
         num_host_blocks: int = 0,
         windows: GroupWindows | None = None,
+        states: StateManager | None = None,
     ) -> None:
         """Manage `num_blocks` blocks of `block_size` tokens, and `num_host_blocks` on the host.
 
         Args:
             windows: of the groups of layers; None: all are one group without a window.
+            states: of the layers that keep some; None: none does.
         """
         self.block_size = block_size
         self.windows = windows or GroupWindows((None,), block_size, max_step_tokens=1)
         self.pool = BlockPool(num_blocks)
         self.host_pool = HostBlockPool(num_host_blocks)
-        self.prefix_cache = PrefixCache(self.pool, self.windows, enabled=enable_prefix_caching)
+        self.states = states
+        self.prefix_cache = PrefixCache(
+            self.pool, self.windows, states, enabled=enable_prefix_caching
+        )
 
     def num_missing_blocks(self, request: Request, prefix: Tables) -> int:
         """Return how many free blocks the waiting `request` needs at most for all its tokens.
@@ -114,11 +121,13 @@ class KVCacheManager:
         revived = (block for block in blocks_of(prefix) if self.pool.ref_count(block) == 0)
         return num_missing + sum(1 for _ in revived)
 
-    def reuse_prefix(self, request: Request, prefix: Tables) -> None:
+    def reuse_prefix(self, request: Request, prefix: Prefix) -> None:
         """Give a request the blocks that `PrefixCache.find` returned: none if it has some."""
-        if prefix:
-            self.pool.share(blocks_of(prefix))
-            self._give(request, [list(table) for table in prefix])
+        if self.states is not None and not request.kv.tables:
+            self.states.begin(request, prefix.state, prefix.num_tokens)
+        if prefix.tables:
+            self.pool.share(blocks_of(prefix.tables))
+            self._give(request, [list(table) for table in prefix.tables])
 
     @staticmethod
     def _give(request: Request, tables: Tables) -> None:
@@ -131,8 +140,9 @@ class KVCacheManager:
         """Allocate blocks for the KV of the next `num_new_tokens` tokens.
 
         Shared blocks that the tokens would be written into are replaced by private copies
-        (copy-on-write); the returned copies must be carried out before the step. None, without any
-        change, if the pool has too few blocks; what is behind a window is given back first.
+        (copy-on-write); the returned copies must be carried out before the step. So is a shared
+        state, but by the step itself. None, without any change, if a pool has too few blocks; what
+        is behind a window is given back first.
 
         Args:
             reserve: groups without a window get blocks for all tokens of the request.
@@ -156,6 +166,10 @@ class KVCacheManager:
                 num_needed += needs[-1][2] + len(shared)
         if num_needed > self.pool.num_free:
             return None
+        if self.states is not None:
+            if self.states.needs_block(request) and not self.states.pool.num_free:
+                return None
+            self.states.allocate(request)
         copies: list[BlockCopy] = []
         for table, first, num_fresh, shared in needs:
             after = table[-1] if table else NULL_BLOCK
@@ -204,6 +218,8 @@ class KVCacheManager:
         child.kv.block_hashes = parent.kv.block_hashes[: num_tokens // self.block_size]
         child.kv.num_committed_blocks = len(child.kv.block_hashes)
         self.pool.share(blocks_of(child.kv.tables))
+        if self.states is not None and child.num_computed_tokens:
+            self.states.fork(parent, child)
 
     def swap_out(self, request: Request) -> list[BlockCopy] | None:
         """Move the KV of a request to the host, and free its blocks.
@@ -274,21 +290,28 @@ class KVCacheManager:
             self.pool.release(block for block in reversed(table) if block != NULL_BLOCK)
         request.kv.tables = []
         request.kv.num_committed_blocks = 0
+        if self.states is not None:
+            self.states.free(request)
 
     def reset(self, request: Request) -> None:
         """Free all KV of a request that gets other tokens."""
         self.free(request)
         self.discard_swapped(request)
         request.kv.block_hashes = []
+        request.kv.wanted = set()
         request.num_computed_tokens = 0
 
     def check_idle(self) -> None:
         """Assert, by counters alone, that no request holds a block."""
         self.pool.check_idle()
         self.host_pool.check_idle()
+        if self.states is not None:
+            self.states.pool.check_idle()
 
     def check_integrity(self, requests: list[Request]) -> None:
         """Assert that the blocks of `requests` account for every reference in the pools."""
+        if self.states is not None:
+            self.states.check_integrity(requests)
         self.pool.check_integrity()
         self.host_pool.check_integrity(b for request in requests for b in _host_blocks(request))
         counts: dict[int, int] = {}

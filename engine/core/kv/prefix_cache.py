@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from engine.core.kv.block_pool import NULL_BLOCK, BlockPool
 from engine.core.kv.group_windows import GroupWindows
+from engine.core.kv.state_manager import StateManager
+from engine.core.kv.state_saves import prompt_end
 from engine.core.kv.tables import Tables
 from engine.core.request import Request
 
@@ -23,33 +27,67 @@ def _key(content_hash: bytes, group: int) -> bytes:
     return content_hash + bytes([group]) if group else content_hash
 
 
+def _state_key(content_hash: bytes) -> bytes:
+    """Return the name of the state after the tokens of a content."""
+    return content_hash + b"state"
+
+
+class Prefix(NamedTuple):
+    """What is cached of the first tokens of a request.
+
+    Attributes:
+        tables: blocks with their KV.
+        missing: content hash of the next block, which would make the prefix longer; None: nothing
+            would.
+        num_tokens: after which the request may begin, with these blocks and its own.
+        state: block with the state after them, if layers keep states.
+        num_lost: tokens whose KV is cached too, but no state behind them.
+    """
+
+    tables: Tables
+    missing: bytes | None = None
+    num_tokens: int = 0
+    state: int = NULL_BLOCK
+    num_lost: int = 0
+
+
 class PrefixCache:
     """Indexes the full blocks of a pool by the hash of all tokens up to their end.
 
     A name is a hash chained over the request's `cache_salt` and all tokens up to the block's end,
-    and the group of layers: equal names mean equal KV of requests with the same salt.
+    and the group of layers: equal names mean equal KV of requests with the same salt. States are
+    named likewise, by the tokens that they have consumed.
 
     Attributes:
         enabled: whether any block is found.
     """
 
-    def __init__(self, pool: BlockPool, windows: GroupWindows, *, enabled: bool) -> None:
-        """Name blocks of `pool`, which are of groups with these windows."""
+    def __init__(
+        self,
+        pool: BlockPool,
+        windows: GroupWindows,
+        states: StateManager | None = None,
+        *,
+        enabled: bool,
+    ) -> None:
+        """Name blocks of `pool`, which are of groups with these windows, and those of `states`."""
         self._pool = pool
+        self._states = states
         self._windows = windows
         self._block_size = windows.block_size
         self.enabled = enabled
 
-    def find(self, request: Request) -> tuple[Tables, bytes | None]:
-        """Return the blocks of the longest cached prefix of `request`, and the hash of the next.
+    def find(self, request: Request) -> Prefix:
+        """Return the longest cached prefix of `request`, and what it lacks.
 
         No blocks if it has some already, and no hash if nothing would make the prefix longer.
         Left to compute are the last token, whose logits are needed, and those that are scored. Of a
         group with a window only the last blocks are needed, which a next token sees; those
-        before them are the null block.
+        before them are the null block. Where layers keep states, the prefix ends where one of them
+        is cached; swapped-out KV serves up to there, too.
         """
         if not self.enabled or request.kv.tables:
-            return [], None
+            return Prefix([])
         limit = length = self._max_blocks(request)
         found: Tables = [[] for _ in self._windows.windows]
         for group in self._windows.without:
@@ -57,14 +95,56 @@ class PrefixCache:
             length = len(found[group])
         length = self._length_for_windows(request, length)
         missing = self._block_hash(request, length) if length < limit else None
+        num_tokens, state, num_lost = length * self._block_size, NULL_BLOCK, 0
+        if self._states is not None:
+            most = max(num_tokens, request.kv.num_swapped_tokens)
+            num_cached = num_tokens
+            num_tokens, state = self._newest_state(request, most)
+            while (seen := min(length, num_tokens // self._block_size)) < length:
+                length = self._length_for_windows(request, seen)
+                if length < seen:
+                    num_tokens, state = self._newest_state(request, length * self._block_size)
+            num_lost = max(0, num_cached - num_tokens)
         if not length:
-            return [], missing
+            return Prefix([], missing, num_tokens, state, num_lost)
         for group, window in enumerate(self._windows.windows):
             if window is None:
                 del found[group][length:]
             else:
                 found[group] = self._last_blocks(request, group, window, length)
-        return found, missing
+        return Prefix(found, missing, num_tokens, state, num_lost)
+
+    def _newest_state(self, request: Request, most: int) -> tuple[int, int]:
+        """Return after how many of the first `most` tokens there is a state, and its block."""
+        assert self._states is not None
+        interval = self._states.interval
+        for position in range(most // interval * interval, 0, -interval):
+            block = self._states.pool.find(self._state_name(request, position))
+            if block is not None:
+                return position, block
+        return 0, NULL_BLOCK
+
+    def _state_name(self, request: Request, position: int) -> bytes:
+        return _state_key(self._block_hash(request, position // self._block_size - 1))
+
+    def want_states(self, request: Request, prefix: Prefix) -> None:
+        """Note where checkpoints of a request are of use that begins with `prefix`.
+
+        That is where its prompt ends, and where one ends that another request has shown to share.
+        """
+        if self._states is None or not self.enabled:
+            return
+        interval = self._states.interval
+        shared = (prefix.num_tokens + prefix.num_lost) // interval * interval
+        request.kv.wanted |= {prompt_end(request.num_prompt_tokens, interval), shared} - {0}
+
+    def name_states(self, request: Request, positions: Sequence[int]) -> None:
+        """Let the checkpoints be found that a step which has run has written for `request`."""
+        assert self._states is not None
+        for position in sorted(positions):
+            name = self._state_name(request, position)
+            if replaced := self._states.name(request, position, name):
+                self._states.pool.drop(self._state_name(request, replaced))
 
     def num_common_blocks(self, request: Request, other: Request, most: int) -> int:
         """Return how many of their first full blocks have equal content.
@@ -83,6 +163,8 @@ class PrefixCache:
 
     def _max_blocks(self, request: Request) -> int:
         scores, end = request.prompt_scores, request.num_tokens - 1
+        if self._states is not None and request.forks:
+            end -= 1  # they begin with the state before the last token, which a step must write
         if scores is not None and not scores.is_scheduled:
             end = scores.num_scheduled
         return end // self._block_size

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv.kv_cache_manager import KVCacheManager
-from engine.core.kv.prefix_cache import PrefixCache
-from engine.core.kv.tables import Tables, num_logical_blocks
+from engine.core.kv.prefix_cache import Prefix, PrefixCache
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
 from engine.core.seq_slots import SeqSlots
@@ -28,12 +27,12 @@ class Admitted(NamedTuple):
     """How a request begins to run.
 
     Attributes:
-        prefix: its blocks from the prefix cache.
+        prefix: what the prefix cache has of it.
         start: number of its first tokens whose KV exists already.
         num_tokens: tokens to compute in this step.
     """
 
-    prefix: Tables
+    prefix: Prefix
     start: int
     num_tokens: int
 
@@ -85,8 +84,8 @@ class PromptAdmission:
         self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._blocked: _Blocked | None = None
 
-    def chunks(self, num_left: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return how many of their tokens the running sequences compute in a step.
+    def chunks(self, slots: NDArray[np.int32], num_left: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return how many of their tokens left the sequences in `slots` compute in a step.
 
         One token is reserved for each, so that a long prefill never stalls a decode; and if a
         request could be admitted, a part of what is left, so that none waits for a long prefill.
@@ -97,7 +96,8 @@ class PromptAdmission:
         leaves_some = bool(prefills) and self._may_admit()
         for row in prefills:
             num_kept = num_spare // _PART_LEFT if leaves_some else 0
-            num_new[row] = self._chunk(int(num_left[row]), 1 + num_spare - num_kept)
+            whole = self._whole(self._states.owner(slots[row]), int(num_left[row]))
+            num_new[row] = self._chunk(whole, 1 + num_spare - num_kept)
             num_spare -= int(num_new[row]) - 1
         return num_new
 
@@ -107,6 +107,14 @@ class PromptAdmission:
             return False
         head = self._waiting.head
         return head is not None and not self.lacks_blocks(head)
+
+    def _whole(self, request: Request, num_left: int) -> int:
+        """Return how many of its tokens left a request may compute in one step.
+
+        Its forks begin before its last token; where layers keep states, they need the one there.
+        """
+        ends_before = self._kv_cache.states is not None and bool(request.forks) and num_left > 1
+        return num_left - ends_before
 
     def _chunk(self, num_tokens: int, budget: int) -> int:
         """Return how many of `num_tokens` one request may compute in a step."""
@@ -143,21 +151,23 @@ class PromptAdmission:
         running = self._states.in_use()
         if len(running) and budget < self._refused(request):
             return Refused.NO_ROOM
-        prefix, missing_hash = self._kv_cache.prefix_cache.find(request)
-        if self._prefixes.pass_over(request, missing_hash):
+        prefix = self._kv_cache.prefix_cache.find(request)
+        if self._prefixes.pass_over(request, prefix.missing):
             return Refused.PASSED_OVER
-        start = num_logical_blocks(prefix) * self._kv_cache.block_size
-        start = max(start, request.num_computed_tokens, request.kv.num_swapped_tokens)
+        start = max(prefix.num_tokens, request.num_computed_tokens)
+        if self._kv_cache.states is None:  # else a state must be there
+            start = max(start, request.kv.num_swapped_tokens)
         num_left = request.num_tokens - start
-        num_tokens = self._chunk(num_left, budget)
+        whole = self._whole(request, num_left)
+        num_tokens = self._chunk(whole, budget)
         if not self._has_room(request, prefix, num_left, running):
             least_budget = math.inf
-        elif num_tokens < num_left and not self._enable_chunked_prefill:
-            least_budget = num_left
+        elif num_tokens < whole and not self._enable_chunked_prefill:
+            least_budget = whole
         else:
             return Admitted(prefix, start, num_tokens)
         num_free = self._kv_cache.pool.num_free
-        self._blocked = _Blocked(request, missing_hash, least_budget, num_free)
+        self._blocked = _Blocked(request, prefix.missing, least_budget, num_free)
         return Refused.NO_ROOM
 
     def runs(self, request: Request) -> None:
@@ -165,14 +175,18 @@ class PromptAdmission:
         self._prefixes.runs(request)
 
     def _has_room(
-        self, request: Request, prefix: Tables, num_left: int, running: NDArray[np.int32]
+        self, request: Request, prefix: Prefix, num_left: int, running: NDArray[np.int32]
     ) -> bool:
         """Whether there are free blocks for all tokens of `request`, and a reserve.
 
         The reserve is what all running requests need until the prompt is computed, and at least
         for the tokens of one block, so that the admission preempts none of them at once.
         """
-        num_missing = self._kv_cache.num_missing_blocks(request, prefix)
+        if self._kv_cache.states is not None and not self._kv_cache.states.has_room(
+            request, prefix.state
+        ):
+            return False
+        num_missing = self._kv_cache.num_missing_blocks(request, prefix.tables)
         num_spare = self._kv_cache.pool.num_free - num_missing
         if not len(running):
             return num_spare >= 0
