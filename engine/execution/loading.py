@@ -112,6 +112,9 @@ class _Loader:
     ) -> None:
         self.device = choose_device(settings, 0 if group is None else group.rank)
         self._config = config = resolve(settings, self.device)
+        self._may_lower_seqs = settings.max_num_seqs is None
+        if model_spec.state_shapes:
+            self._require_states(model_spec, settings)
         self._group = group
         self._whole_spec = model_spec
         if group is not None:
@@ -139,6 +142,19 @@ class _Loader:
         # A CPU has no queue of its own: a step has run when it is launched.
         is_ahead = config.async_scheduling
         self._is_ahead = self.device.type != "cpu" if is_ahead is None else is_ahead
+
+    def _require_states(self, model_spec: ModelSpec, settings: EngineConfig) -> None:
+        """Raise `UnsupportedError` if layers that keep states are not served with `settings`."""
+        if self.device.type == "cuda":
+            raise UnsupportedError(
+                f"{model_spec.architecture} runs on CPUs only in this version; set it to cpu",
+                param="device",
+            )
+        if settings.speculative_config is not None:
+            raise UnsupportedError(
+                f"is not supported for {model_spec.architecture}; leave it out",
+                param="speculative_config",
+            )
 
     def load(self, checkpoint: Path) -> LoadedModel:
         """Load the weights of `checkpoint` on a CPU or a GPU."""
@@ -200,7 +216,9 @@ class _Loader:
         plan = self._plan(profile)
         host_bytes = swap_space_bytes(config, plan, device)
         report(f"allocating {plan.num_blocks} KV blocks")
-        runner.allocate_kv_cache(plan.num_blocks)
+        runner.allocate_kv_cache(
+            plan.num_blocks, 0 if plan.states is None else plan.states.num_blocks
+        )
         num_host_blocks = runner.allocate_swap_space(host_bytes // self._model_spec.num_ranks)
         if self._group is not None:
             num_host_blocks = self._group.least(num_host_blocks)
@@ -232,9 +250,10 @@ class _Loader:
 
         The KV cache has blocks for `max_num_seqs` sequences of full length, but no memory.
         """
-        config, step_s = self._config, self._config.null_step_s
+        step_s = self._config.null_step_s
         assert step_s is not None
         plan = self._plan()
+        config = self._config
         swap_bytes = swap_space_bytes(config, plan, self.device)
         runner = NullRunner(
             config,
@@ -258,10 +277,15 @@ class _Loader:
             self._model_spec,
             max_model_len=self._max_model_len,
             dtype=kv_cache_dtype(self._config, self._dtype),
+            model_dtype=self._dtype,
             device=self.device,
             profile=profile,
             group=self._group,
+            may_lower_seqs=self._may_lower_seqs,
         )
+        if plan.max_num_seqs < self._config.max_num_seqs:
+            log.info("max_num_seqs is lowered to %d, whose states fit", plan.max_num_seqs)
+            self._config = self._config.model_copy(update={"max_num_seqs": plan.max_num_seqs})
         most = self._config.max_num_batched_tokens
         if not self._config.enable_chunked_prefill and most < plan.max_model_len:
             raise ConfigError(

@@ -22,6 +22,7 @@ from engine.execution.memory.kv_cache_plan import kv_cache_dtype
 from engine.execution.memory.kv_caches import (
     allocate_host_cache,
     allocate_kv_cache,
+    allocate_state_caches,
     distinct_caches,
     move_blocks,
 )
@@ -37,9 +38,11 @@ from engine.layers.rank_group import RankGroup
 from engine.models.batch import Batch
 from engine.models.causal_lm import CausalLM
 from engine.models.kv_groups import KVGroups
+from engine.models.spec import AttentionSpec
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
 from kernels.sampling.logprobs import Logprobs, token_logprobs
+from kernels.state.states import StateCache, StepStates
 from kernels.step.step_inputs import StepInputs, prepare_inputs
 from kernels.step.token_scatter import scatter_tokens
 from kernels.step.upload import upload, upload_together
@@ -128,14 +131,20 @@ class ModelRunner:
         self._dtype = dtype
         self._downloads = Downloads(device)
         self._expert_counts = ExpertCounts(model, self._downloads)
-        self._kv_cache: list[LayerCache] = []
+        self._kv_cache: list[LayerCache] = []  # of the layers with attention
+        self._layer_caches: list[LayerCache | StateCache] = []  # of all layers
         self._block_copier: BlockCopier | None = None  # of the KV cache
         self._graphs: CapturedSteps | None = None
         # A step that waits for its sampling.
         self._launched: tuple[SchedulerOutput, ForwardResults] | None = None
         vocab_size = model.spec.vocab_size
         self._tables = allocate_tables(
-            config, vocab_size, max_model_len, device, num_groups=len(groups.windows)
+            config,
+            vocab_size,
+            max_model_len,
+            device,
+            num_groups=len(groups.windows),
+            keeps_states=bool(model.spec.state_shapes),
         )
         self._rank_group = rank_group
         self._sampler = (
@@ -145,10 +154,13 @@ class ModelRunner:
         )
         self._drafted = DraftedSteps(model, self._tables, self._sampler, self._downloads)
 
-    def allocate_kv_cache(self, num_blocks: int) -> None:
-        """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one."""
+    def allocate_kv_cache(self, num_blocks: int, num_states: int = 0) -> None:
+        """Allocate the KV cache, `num_blocks` blocks in every layer, in place of an earlier one.
+
+        Likewise `num_states` blocks in every layer that keeps states.
+        """
         # Before the new one: there may be no room for both.
-        self._kv_cache, self._block_copier = [], None
+        self._kv_cache, self._layer_caches, self._block_copier = [], [], None
         model = self.model.spec
         self._kv_cache = allocate_kv_cache(
             num_blocks,
@@ -160,6 +172,14 @@ class ModelRunner:
             device=self.device,
         )
         self._block_copier = BlockCopier(self._caches)
+        states = allocate_state_caches(
+            num_states, model.state_shapes, dtype=self._dtype, device=self.device
+        )
+        attentions, others = iter(self._kv_cache), iter(states)
+        self._layer_caches = [
+            next(attentions) if isinstance(layer.mixer, AttentionSpec) else next(others)
+            for layer in model.layers
+        ]
 
     def allocate_swap_space(self, num_bytes: int) -> int:
         """Allocate blocks of the host for swaps, within `num_bytes`; return how many there are.
@@ -358,8 +378,21 @@ class ModelRunner:
             block_tables=inputs.block_tables,
             num_decodes=num_decodes,
             num_groups=self._tables.num_groups,
+            states=self._step_states(query_start_loc, inputs.seq_lens),
         )
-        return self.model(batch, self._kv_cache, self._attention.plan(batch)), inputs
+        return self.model(batch, self._layer_caches, self._attention.plan(batch)), inputs
+
+    def _step_states(self, query_start_loc: Tensor, seq_lens: Tensor) -> StepStates | None:
+        if not self.model.spec.state_shapes:
+            return None
+        tables, num_rows = self._tables, len(seq_lens)
+        return StepStates(
+            query_start_loc,
+            seq_lens,
+            tables.state_reads[:num_rows],
+            tables.state_writes[:num_rows],
+            tables.state_saves[:num_rows],
+        )
 
     @nvtx_range("prepare inputs")
     def _prepare_inputs(self, slots: Tensor, starts: Tensor, num_tokens: int) -> StepInputs:

@@ -73,7 +73,12 @@ class NullRunner:
         self._idle_from = 0.0  # time.monotonic() second
         self._seeds = np.zeros(config.max_num_seqs, dtype=np.uint64)  # by slot
         self._tables = allocate_tables(
-            config, model_spec.vocab_size, max_model_len, _CPU, num_groups=num_groups
+            config,
+            model_spec.vocab_size,
+            max_model_len,
+            _CPU,
+            num_groups=num_groups,
+            keeps_states=bool(model_spec.state_shapes),
         )
         self._sampler = Sampler(self._tables, model_spec.vocab_size)
 

@@ -7,6 +7,7 @@ import torch
 
 from engine.core.constraints.token_masks import token_mask
 from engine.core.kv.group_windows import blocks_for
+from engine.core.kv.state_saves import MOST_SAVES
 from engine.core.ragged import Int32s, Ragged
 from engine.core.schedule import MAX_STOP_TOKEN_IDS, NewRequestData, SchedulerOutput
 from engine.errors import InsufficientMemoryError
@@ -25,11 +26,13 @@ def allocate_tables(
     device: torch.device,
     *,
     num_groups: int,
+    keeps_states: bool = False,
 ) -> SeqSlotTables:
     """Return the tables of `max_num_seqs` sequences of up to `max_model_len` tokens.
 
     Args:
         num_groups: of layers, each with block tables of its own.
+        keeps_states: whether any layer keeps states.
 
     Raises:
         InsufficientMemoryError: there is no room for them on `device`.
@@ -44,6 +47,7 @@ def allocate_tables(
             max_biases=MAX_LOGIT_BIAS,
             vocab_size=vocab_size,
             device=device,
+            max_state_saves=MOST_SAVES if keeps_states else 0,
         )
     except Exception as error:
         if not is_out_of_memory(error):
@@ -75,6 +79,9 @@ def slot_writes(schedule: SchedulerOutput, tables: SeqSlotTables, num_rows: int)
     query_start_loc[0] = 0
     np.cumsum(schedule.num_tokens, out=query_start_loc[1 : schedule.num_rows + 1])
     writes.set_step(slots, query_start_loc)
+    if (states := schedule.states) is not None:
+        # Rows of padding are idle: what they name is neither read nor written.
+        writes.set_states(states.reads, states.writes, states.saves)
     return writes
 
 

@@ -104,6 +104,8 @@ class Attention(nn.Module):
         soft_cap: of the scores; None: there is none.
         has_sinks: each head has a learned score without a value in the softmax.
         qk_norm: normalises queries and keys before they are rotated; None: they are not.
+        has_gate: the output of each head is multiplied by the sigmoid of a gate, which its query
+            projection gives behind its query.
         scheme: makes the projections.
         group: other ranks, which have the other heads; None: there are none.
         all_heads: query heads and KV heads of all ranks; None: these are all.
@@ -130,6 +132,7 @@ class Attention(nn.Module):
         has_sinks: bool,
         qk_norm: QKNorm | None,
         scheme: Scheme,
+        has_gate: bool = False,
         group: RankGroup | None = None,
         all_heads: tuple[int, int] | None = None,
         first_kv_head: int = 0,
@@ -143,7 +146,9 @@ class Attention(nn.Module):
         self.all_heads = all_heads or (num_heads, num_kv_heads)
         self.first_kv_head = first_kv_head
         self._shares_keys = shares_keys
-        self._sizes = [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
+        self._has_gate = has_gate
+        query_dim = head_dim * (1 + has_gate)
+        self._sizes = [num_heads * query_dim, num_kv_heads * head_dim, num_kv_heads * head_dim]
         self._scale = scale
         self._soft_cap = soft_cap
         self._interleaved = rotary_interleaved
@@ -154,7 +159,7 @@ class Attention(nn.Module):
         parts = dict(zip(("q_proj", "k_proj", "v_proj"), self._sizes, strict=True))
         self.qkv_proj = scheme.at("qkv_proj").linear(hidden_size, parts, bias=qkv_bias)
         self.o_proj = scheme.at("o_proj").linear(
-            self._sizes[0], {"o_proj": hidden_size}, bias=output_bias
+            num_heads * head_dim, {"o_proj": hidden_size}, bias=output_bias
         )
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
@@ -177,7 +182,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return the attention output of `x`, both [T, hidden_size]; writes T slots of `cache`."""
         q, k, v = self.qkv_proj(x).split(self._sizes, dim=-1)
-        q = q.unflatten(-1, (self.num_heads, self.head_dim))
+        q = q.unflatten(-1, (self.num_heads, -1))
+        gate: Tensor | None = None
+        if self._has_gate:
+            q, gate = q.chunk(2, dim=-1)
+            q = q.contiguous()
         k = k.unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = v.unflatten(-1, (self.num_kv_heads, self.head_dim))
         query_norm, key_norm = self.q_norm, self.k_norm
@@ -219,6 +228,8 @@ class Attention(nn.Module):
                 value_scale,
             )
         )
+        if gate is not None:
+            mixed = mixed * torch.sigmoid(gate)
         out: Tensor = self.o_proj(mixed.flatten(1))
         return out
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.state.states import StepStates
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -28,6 +30,7 @@ class Batch:
         block_tables: int32 [B, G * max blocks], side by side; undefined after the blocks of a
             sequence, and where a group has given them back.
         num_decodes: leading rows with one token; None: only the device knows.
+        states: of the layers that keep states; None: the model has none.
     """
 
     token_ids: Tensor
@@ -38,6 +41,7 @@ class Batch:
     block_tables: Tensor
     num_decodes: int | None
     num_groups: int = 1
+    states: StepStates | None = None
 
     def group_slot_mapping(self, group: int) -> Tensor:
         """Return the slot mapping of a group of layers, [T]."""

@@ -17,6 +17,7 @@ from engine.models.decoder import Decoder
 from engine.models.sharding import token_counts
 from engine.models.spec import ModelSpec
 from engine.nvtx import nvtx_range
+from kernels.state.states import StateCache
 
 
 class CausalLM(nn.Module):
@@ -49,7 +50,10 @@ class CausalLM(nn.Module):
             self.lm_head_bias = parameter(spec.num_tokens, dtype=scheme.dtype, device=scheme.device)
 
     def forward(
-        self, batch: Batch, kv_cache: Sequence[LayerCache], attention: StepAttention
+        self,
+        batch: Batch,
+        kv_cache: Sequence[LayerCache | StateCache],
+        attention: StepAttention,
     ) -> Tensor:
         """Run one step; writes the keys and values of its T tokens to `kv_cache`.
 

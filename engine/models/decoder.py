@@ -18,10 +18,13 @@ from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rank_group import RankGroup
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.scheme import Scheme
+from engine.layers.state_mixer import DeltaNet, ShortConv
 from engine.layers.vocabulary import Embedding, PositionEmbedding
 from engine.models.batch import Batch
 from engine.models.spec import (
     AttentionSpec,
+    ConvSpec,
+    DeltaSpec,
     Gated,
     LayerSpec,
     ModelSpec,
@@ -32,6 +35,7 @@ from engine.models.spec import (
 )
 from kernels.cpu.decoder_layers import decoder_layers
 from kernels.experts.activation import ExpertActivation
+from kernels.state.states import StateCache
 
 
 def _norm(spec: NormSpec, size: int, scheme: Scheme) -> RMSNorm | LayerNorm:
@@ -69,11 +73,30 @@ def _attention(
         soft_cap=spec.soft_cap,
         has_sinks=spec.has_sinks,
         qk_norm=qk_norm,
+        has_gate=spec.has_gate,
         scheme=scheme,
         group=group,
         all_heads=spec.all_heads,
         first_kv_head=0 if spec.kv_heads is None else spec.kv_heads.start,
         shares_keys=spec.shares_keys,
+    )
+
+
+def _state_mixer(
+    spec: ConvSpec | DeltaSpec, hidden_size: int, scheme: Scheme
+) -> ShortConv | DeltaNet:
+    if isinstance(spec, ConvSpec):
+        return ShortConv(hidden_size, spec.channels, spec.kernel, bias=spec.bias, scheme=scheme)
+    return DeltaNet(
+        hidden_size,
+        num_key_heads=spec.num_key_heads,
+        num_heads=spec.num_heads,
+        key_dim=spec.key_dim,
+        value_dim=spec.value_dim,
+        kernel=spec.kernel,
+        norm_eps=spec.norm_eps,
+        gate=spec.gate,
+        scheme=scheme,
     )
 
 
@@ -110,10 +133,12 @@ def _mlp(spec: Gated | Plain | MoE, hidden_size: int, scheme: Scheme) -> nn.Modu
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, added to the residual stream, with the norms of the spec.
+    """A mixer and an MLP, added to the residual stream, with the norms of the spec.
 
     Attributes:
-        attention_norm, mlp_norm: before the attention and the MLP; None where there is none.
+        self_attn: the mixer, if it is attention.
+        state_mixer: the mixer, if it keeps states.
+        attention_norm, mlp_norm: before the mixer and the MLP; None where there is none.
             Conversion may let them quantise.
         attention_output_norm, mlp_output_norm: after them; likewise.
 
@@ -132,7 +157,12 @@ class DecoderLayer(nn.Module):
             return _norm(spec.norm, hidden_size, scheme) if spec.norms in places else None
 
         self.attention_norm = norm("pre", "sandwich", "parallel", "parallel_apart")
-        self.self_attn = _attention(spec.attention, hidden_size, scheme.at("self_attn"), group)
+        self.self_attn: Attention | None = None
+        self.state_mixer: ShortConv | DeltaNet | None = None
+        if isinstance(spec.mixer, AttentionSpec):
+            self.self_attn = _attention(spec.mixer, hidden_size, scheme.at("self_attn"), group)
+        else:
+            self.state_mixer = _state_mixer(spec.mixer, hidden_size, scheme.at("state_mixer"))
         self.attention_output_norm = norm("post", "sandwich")
         self.mlp_norm = norm("pre", "sandwich", "parallel_apart")
         self.mlp = _mlp(spec.mlp, hidden_size, scheme.at("mlp"))
@@ -142,14 +172,26 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         residual: Tensor | None,
-        rotary: Rotation,
-        slot_mapping: Tensor,
-        cache: LayerCache,
+        rotary: Rotation | None,
+        batch: Batch,
+        cache: LayerCache | StateCache,
         attention: StepAttention,
     ) -> tuple[Tensor, Tensor]:
-        """Return this layer's output, not yet added, and the residual stream to add it to."""
+        """Return this layer's output, not yet added, and the residual stream to add it to.
+
+        Args:
+            rotary: of a layer with attention.
+        """
         x, residual = _add_and_norm(self.attention_norm, x, residual)
-        mixed = self.self_attn(x, rotary, slot_mapping, cache, attention)
+        slot_mapping = batch.group_slot_mapping(0)  # padding has no slot in any group
+        mixed: Tensor
+        if self.self_attn is not None:
+            assert isinstance(cache, LayerCache)
+            slot_mapping = batch.group_slot_mapping(cache.group)
+            mixed = self.self_attn(x, rotary, slot_mapping, cache, attention)
+        else:
+            assert self.state_mixer is not None
+            mixed = self.state_mixer(x, cache, batch.states)
         if self.spec.norms in ("parallel", "parallel_apart"):
             x = x if self.mlp_norm is None else self.mlp_norm(residual)
             both = self._sum(mixed + self._through_mlp(x, slot_mapping))
@@ -223,14 +265,13 @@ class Decoder(nn.Module):
             self.embed_positions = PositionEmbedding(
                 learned.size, learned.offset, size, dtype=dtype, device=device
             )
-        attentions = [layer.attention for layer in spec.layers]
-        ropes = [(each.rope, each.rotary_dim, each.query_scaling) for each in attentions]
+        ropes = [(each.rope, each.rotary_dim, each.query_scaling) for each in spec.attentions]
         kinds = list(dict.fromkeys(ropes))
         self.rotary = nn.ModuleList(
             RotaryEmbedding(rope, dim, max_model_len, query_scaling=scaling, device=device)
             for rope, dim, scaling in kinds
         )
-        self._tables = [kinds.index(rope) for rope in ropes]  # of each layer
+        self._tables = [kinds.index(rope) for rope in ropes]  # of each layer with attention
         self.layers = nn.ModuleList(
             DecoderLayer(layer, size, scheme.at(f"layers.{i}"), group)
             for i, layer in enumerate(spec.layers)
@@ -239,7 +280,10 @@ class Decoder(nn.Module):
         self.norm = _norm(spec.norm, size, scheme)
 
     def forward(
-        self, batch: Batch, kv_cache: Sequence[LayerCache], attention: StepAttention
+        self,
+        batch: Batch,
+        kv_cache: Sequence[LayerCache | StateCache],
+        attention: StepAttention,
     ) -> Tensor:
         x: Tensor = self.embed_tokens(batch.token_ids)
         if self._multiplier is not None:
@@ -251,11 +295,10 @@ class Decoder(nn.Module):
         if self.fused is not None:
             x, residual = self.fused(x, rotary[0], batch, kv_cache)
         else:
-            slots = [batch.group_slot_mapping(group) for group in range(batch.num_groups)]
-            for layer, table, cache in zip(self.layers, self._tables, kv_cache, strict=True):
-                x, residual = layer(
-                    x, residual, rotary[table], slots[cache.group], cache, attention
-                )
+            tables = (rotary[table] for table in self._tables)
+            for layer, cache in zip(self.layers, kv_cache, strict=True):
+                rotation = next(tables) if isinstance(cache, LayerCache) else None
+                x, residual = layer(x, residual, rotation, batch, cache, attention)
         assert residual is not None
         return self.norm.add(x, residual)[0]
 
@@ -272,6 +315,7 @@ class FusedLayers(nn.Module):
     def __init__(self, layers: Sequence[DecoderLayer], *, invariant: bool = False) -> None:
         super().__init__()
         attention = layers[0].self_attn
+        assert attention is not None
         self._layers = decoder_layers(
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
@@ -282,8 +326,11 @@ class FusedLayers(nn.Module):
         )
         if (group := layers[0].group) is not None:
             self._layers.sum_over(group.shared_sum)
-        self._kv_cache: Sequence[LayerCache] | None = None  # that the layers are bound to
+        self._kv_cache: Sequence[LayerCache | StateCache] | None = (
+            None  # that the layers are bound to
+        )
         for layer in layers:
+            assert layer.self_attn is not None
             self._layers.append(_tensors(layer), layer.self_attn.sliding_window)
 
     def forward(
@@ -291,7 +338,7 @@ class FusedLayers(nn.Module):
         x: Tensor,
         rotary: Rotation,
         batch: Batch,
-        kv_cache: Sequence[LayerCache],
+        kv_cache: Sequence[LayerCache | StateCache],
     ) -> tuple[Tensor, Tensor]:
         """Return the last layer's output, not yet added, and the residual stream to add it to.
 
@@ -330,20 +377,23 @@ def can_fuse(layers: Sequence[DecoderLayer]) -> bool:
 
 def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
     """Return whether the operation computes such a layer, in one call with the layer `first`."""
-    attention = layer.attention
+    attention, others = layer.mixer, first.mixer
+    if not (isinstance(attention, AttentionSpec) and isinstance(others, AttentionSpec)):
+        return False
     return (
         layer.norms == "pre"
         and layer.residual_multiplier == 1.0
         and layer.norm == first.norm == NormSpec("rms", layer.norm.eps)
         and attention.qk_norm in (None, layer.norm)
-        and attention.rope == first.attention.rope
-        and attention.rotary_dim == first.attention.rotary_dim
-        and attention.rotary_interleaved == first.attention.rotary_interleaved
-        and attention.query_scaling == first.attention.query_scaling
+        and attention.rope == others.rope
+        and attention.rotary_dim == others.rotary_dim
+        and attention.rotary_interleaved == others.rotary_interleaved
+        and attention.query_scaling == others.query_scaling
         and attention.scale == attention.head_dim**-0.5
         and attention.soft_cap is None
         and not attention.has_sinks
         and not attention.qk_norm_is_wide
+        and not attention.has_gate
         and isinstance(layer.mlp, Gated)
         and layer.mlp.activation == "silu"
     )
@@ -351,6 +401,7 @@ def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
 
 def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
     attention = layer.self_attn
+    assert attention is not None
     assert isinstance(layer.attention_norm, RMSNorm)
     assert isinstance(layer.mlp_norm, RMSNorm)
     tensors: dict[str, Tensor] = {
@@ -369,6 +420,7 @@ def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
 
 def _projections(layer: DecoderLayer) -> dict[str, nn.Module]:
     attention, mlp = layer.self_attn, layer.mlp
+    assert attention is not None
     assert isinstance(mlp, GatedMLP)
     return {
         "qkv_proj": attention.qkv_proj,

@@ -20,14 +20,12 @@ from engine.layers.linear.batch_invariant import BatchInvariantLinear
 from engine.layers.linear.cpu_packed import CpuPackedLinear
 from engine.layers.linear.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from engine.layers.linear.int8 import Int8Linear, multiplies_int8, quantize_channels
-from engine.layers.linear.linear import Gated, GatedLinear, Linear
+from engine.layers.linear.linear import FloatLinear, Gated, GatedLinear, Linear
 from engine.layers.linear.onednn import OneDnnLinear, can_pack
-from engine.layers.linear.wna16 import WNA16Linear
 from engine.layers.mlp import GatedMLP
-from engine.layers.moe import Router
 from engine.layers.norm import RMSNorm
 from engine.layers.stored_weight import Fp8Weight, quantize_fp8
-from engine.layers.wna16_experts import WNA16Experts
+from engine.layers.wna16 import WNA16Experts, WNA16Linear
 from engine.models.decoder import DecoderLayer
 from engine.quantization.experts import QuantizedExperts
 from engine.quantization.linear import QuantizedLinear
@@ -60,7 +58,7 @@ class LinearMethods:
         if isinstance(linear, Experts):
             return self._of_experts(linear)
         weight, bias = linear.weight, linear.bias
-        if isinstance(linear, Router):
+        if isinstance(linear, FloatLinear):
             return replace(self, quantization=None).of_weight(weight, bias)
         if not isinstance(linear, GatedLinear):
             return self.of_weight(weight, bias)
@@ -149,7 +147,7 @@ class LinearMethods:
             weights = (module.gate_up, module.down)
             return sum(w.numel() if self.quantization else w.nbytes for w in weights)
         assert isinstance(module, Linear)
-        if self.quantization is None or isinstance(module, Router):
+        if self.quantization is None or isinstance(module, FloatLinear):
             return module.weight.nbytes
         return self._kind(module.weight).num_bytes(*module.weight.shape)
 
@@ -158,7 +156,7 @@ class LinearMethods:
             if stays_quantized(module):
                 return module.num_bytes_on_gpu
             return module.num_bytes_dequantized
-        if self.quantization == "fp8" and not isinstance(module, (Router, Experts)):
+        if self.quantization == "fp8" and not isinstance(module, (FloatLinear, Experts)):
             assert isinstance(module, Linear)
             return module.weight.numel() + 4 * len(module.weight)
         return sum(parameter.nbytes for parameter in module.parameters())
@@ -299,7 +297,8 @@ def fuse_quantisation(mlp: GatedMLP) -> None:
 
 def fuse_norms(layer: DecoderLayer) -> None:
     """Let the norms of a processed layer quantise for FP8 GEMMs, where nothing else reads them."""
-    qkv, mlp = layer.self_attn.qkv_proj, layer.mlp
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = None if attention is None else attention.qkv_proj
     if layer.spec.norms == "parallel":
         return
     if isinstance(layer.attention_norm, RMSNorm) and isinstance(qkv, Fp8Linear):

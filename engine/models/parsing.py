@@ -7,7 +7,7 @@ files. Defaults are those of transformers' configuration classes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from engine.fields import Fields
@@ -79,7 +79,11 @@ def model_spec(
     """
     layers = tuple(layers)
     if context_length is None:
-        context_length = max(_scaled_context_length(fields, each.attention.rope) for each in layers)
+        context_length = max(
+            _scaled_context_length(fields, each.mixer.rope)
+            for each in layers
+            if isinstance(each.mixer, AttentionSpec)
+        )
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
@@ -94,8 +98,8 @@ def model_spec(
         **others,
     )
     _check_layer_types(fields, spec.layers)
-    for layer in spec.layers:
-        check_factors(fields, layer.attention.rope, layer.attention.rotary_dim)
+    for attention in spec.attentions:
+        check_factors(fields, attention.rope, attention.rotary_dim)
     if any(not 0 <= token < spec.vocab_size for token in spec.eos_token_ids):
         raise fields.error("eos_token_id", f"must be below vocab_size {spec.vocab_size}")
     return spec
@@ -225,12 +229,15 @@ def refuse(fields: Fields, **allowed: object) -> None:
             raise fields.unsupported(field, f"{shown} is not supported; only {json.dumps(value)}")
 
 
-def layer_types(fields: Fields) -> list[str] | None:
-    """Return which layers have a window and which have none; None where it is absent."""
+def layer_types(fields: Fields, kinds: tuple[str, ...] = (FULL, SLIDING)) -> list[str] | None:
+    """Return of which of `kinds` each layer is, by default with a window or without.
+
+    None where the field is absent.
+    """
     types = fields.texts("layer_types")
     count = num_layers(fields)
-    if types is not None and (len(types) != count or not set(types) <= {FULL, SLIDING}):
-        problem = f"must give one of {FULL}, {SLIDING} for each of {count} layers"
+    if types is not None and (len(types) != count or not set(types) <= set(kinds)):
+        problem = f"must give one of {', '.join(kinds)} for each of {count} layers"
         raise fields.error("layer_types", problem)
     return types
 
@@ -257,8 +264,10 @@ def switched_windows(fields: Fields) -> list[int | None]:
     return [size if kind == SLIDING else None for kind in types]
 
 
-def _check_layer_types(fields: Fields, layers: Iterable[LayerSpec]) -> None:
-    """Raise unless `layer_types` has the same windows as `layers`."""
+def _check_layer_types(fields: Fields, layers: Sequence[LayerSpec]) -> None:
+    """Raise unless `layer_types` has the same windows as `layers`, which all have attention."""
+    if not all(isinstance(layer.mixer, AttentionSpec) for layer in layers):
+        return
     types = layer_types(fields)
     if types is None or not fields.boolean("use_sliding_window", default=True):
         return

@@ -50,6 +50,10 @@ def shard(
     """
     if num_ranks == 1:
         return spec
+    if spec.state_shapes:
+        raise UnsupportedError(
+            "must be 1 for this model, whose layers keep states", param="tensor_parallel_size"
+        )
     if (most := max_ranks(spec, expert_parallel=expert_parallel)) < num_ranks:
         raise UnsupportedError(
             f"must be at most {most} for this model (got {num_ranks}), which is not cut within a "
@@ -152,7 +156,7 @@ class _Cut:
     expert_parallel: bool = False
 
     def layer(self, layer: LayerSpec) -> LayerSpec:
-        return replace(layer, attention=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
+        return replace(layer, mixer=self._attention(layer.attention), mlp=self._mlp(layer.mlp))
 
     def part(self, size: int, largest_unit: int) -> ShardRange:
         """Return the rank's part of `size`, in the largest units that leave one for each rank.

@@ -74,6 +74,8 @@ class AttentionSpec:
         qkv_bias, output_bias: which projections have a bias.
         qk_norm: of the queries and keys, before they are rotated; None: there is none.
         qk_norm_is_wide: it is over all heads together, not over each.
+        has_gate: the output of each head is multiplied by the sigmoid of a gate, which its query
+            projection gives behind its query.
         query_heads, kv_heads: of a rank, which of the model's heads it has; None: all.
         shares_keys: an earlier rank has the same KV head, with other queries.
     """
@@ -93,6 +95,7 @@ class AttentionSpec:
     output_bias: bool = False
     qk_norm: NormSpec | None = None
     qk_norm_is_wide: bool = False
+    has_gate: bool = False
     query_heads: ShardRange | None = None
     kv_heads: ShardRange | None = None
     shares_keys: bool = False
@@ -103,6 +106,80 @@ class AttentionSpec:
         if self.query_heads is None or self.kv_heads is None:
             return self.num_heads, self.num_kv_heads
         return self.query_heads.full, self.kv_heads.full
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a layer keeps of a sequence in place of the keys and values of its tokens.
+
+    Attributes:
+        channels: of the convolution, whose inputs for the last `kernel` tokens are kept.
+        heads: each with a matrix of `key_dim` x `value_dim` in float32; 0: there is none.
+    """
+
+    channels: int
+    kernel: int
+    heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one sequence in one layer of a model that computes in `dtype`."""
+        inputs = self.channels * self.kernel * dtype.itemsize
+        return inputs + 4 * self.heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """A short causal convolution between two gates: C * conv(B * x), of one product B, C, x (LFM2).
+
+    Attributes:
+        channels: as many as the model has features.
+        kernel: tokens that the convolution sees.
+        bias: of its projections and the convolution.
+    """
+
+    channels: int
+    kernel: int
+    bias: bool = False
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(self.channels, self.kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """Linear attention by the gated delta rule, after a short convolution (Qwen 3.5).
+
+    Attributes:
+        num_key_heads: heads of queries and keys, each of which serves several heads of values.
+        num_heads: heads of values.
+        kernel: tokens that the convolution sees.
+        norm_eps: of the norm over each head of the output, before the output's gate.
+        gate: activation of that gate.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    norm_eps: float
+    gate: Literal["silu", "sigmoid"] = "silu"
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values of all heads."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(self.channels, self.kernel, self.num_heads, self.key_dim, self.value_dim)
+
+
+# What mixes the tokens of a sequence in a layer.
+Mixer = AttentionSpec | ConvSpec | DeltaSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +255,20 @@ class LayerSpec:
     """One decoder layer.
 
     Attributes:
-        residual_multiplier: of what attention and MLP add to the residual stream.
+        residual_multiplier: of what mixer and MLP add to the residual stream.
     """
 
-    attention: AttentionSpec
+    mixer: Mixer
     mlp: Gated | Plain | MoE
     norm: NormSpec
     norms: NormPlaces = "pre"
     residual_multiplier: float = 1.0
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The mixer of a layer that is known to have attention."""
+        assert isinstance(self.mixer, AttentionSpec)
+        return self.mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,25 +334,41 @@ class ModelSpec:
         return len(self.layers)
 
     @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """Those of the layers that have attention, in their order; at least one."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
+
+    @property
+    def state_shapes(self) -> tuple[StateShape, ...]:
+        """What the other layers keep of a sequence, in their order: all of one shape."""
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(mixer.state for mixer in mixers if not isinstance(mixer, AttentionSpec))
+
+    @property
     def num_heads(self) -> int:
-        """Query heads, which are as many in every layer."""
-        return self.layers[0].attention.num_heads
+        """Query heads, which are as many in every layer with attention."""
+        return self.attentions[0].num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """KV heads, which are as many in every layer."""
-        return self.layers[0].attention.num_kv_heads
+        """KV heads, which are as many in every layer with attention."""
+        return self.attentions[0].num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Dimensions of a head, which are as many in every layer."""
-        return self.layers[0].attention.head_dim
+        """Dimensions of a head, which are as many in every layer with attention."""
+        return self.attentions[0].head_dim
 
     @property
     def sliding_windows(self) -> tuple[int | None, ...]:
-        """Per layer, positions that a token sees, its own included; None: all."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """Per layer with attention, positions that a token sees, its own included; None: all."""
+        return tuple(attention.window for attention in self.attentions)
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of the keys and values of one token, all layers, in a cache of `dtype`."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return 2 * len(self.attentions) * self.num_kv_heads * self.head_dim * dtype.itemsize
+
+    def state_bytes(self, dtype: torch.dtype) -> int:
+        """Bytes of the states of one sequence, all layers, of a model that computes in `dtype`."""
+        return sum(shape.num_bytes(dtype) for shape in self.state_shapes)

@@ -45,6 +45,9 @@ class SeqSlotTables(SamplingColumns[Tensor]):
         bias_values: float32 [S, B], added to their logits; -inf forbids a token.
         step_slots: int32 [S], slots of the rows of the next step, then -1.
         query_start_loc: int32 [S + 1], where their tokens begin.
+        state_reads, state_writes: int32 [S], the blocks of states that these rows read and write,
+            as in `kernels.state.states.StepStates`.
+        state_saves: int32 [S, M, 2], likewise.
         num_tokens: int32 [S], prompt and output tokens so far.
         num_computed_tokens: int32 [S], tokens whose KV is cached or being computed.
         num_prompt_tokens: int32 [S].
@@ -67,6 +70,9 @@ class SeqSlotTables(SamplingColumns[Tensor]):
     bias_values: Tensor
     step_slots: Tensor
     query_start_loc: Tensor
+    state_reads: Tensor
+    state_writes: Tensor
+    state_saves: Tensor
     num_tokens: Tensor
     num_computed_tokens: Tensor
     num_prompt_tokens: Tensor
@@ -90,8 +96,11 @@ class SeqSlotTables(SamplingColumns[Tensor]):
         vocab_size: int,
         device: torch.device,
         num_groups: int = 1,
+        max_state_saves: int = 0,
     ) -> SeqSlotTables:
         """Return zeroed tables for `num_slots` sequences; `max_blocks` are of one group.
+
+        `max_state_saves` is M; it is 0 for a model without states.
 
         Raises:
             ValueError: a size is not positive.
@@ -117,6 +126,7 @@ class SeqSlotTables(SamplingColumns[Tensor]):
             "bias_token_ids": (num_slots, max_biases),
             "bias_values": (num_slots, max_biases),
             "query_start_loc": (num_slots + 1,),
+            "state_saves": (num_slots, max_state_saves, 2),
         }
         dtypes = {"bias_values": torch.float32, "seeds": torch.int64}
         dtypes |= {name: getattr(torch, each.dtype) for name, each in SAMPLING_COLUMNS.items()}
@@ -163,6 +173,7 @@ class SeqSlotTables(SamplingColumns[Tensor]):
             vocab_size=32 * self.allowed_tokens.shape[1],
             device=self.buffer.device,
             num_groups=self.num_groups,
+            max_state_saves=self.state_saves.shape[1],
         )
         copy.buffer.copy_(self.buffer)
         return copy

@@ -132,13 +132,26 @@ class SlotWrites:
 
     def set_step(self, slots: NDArray[np.int32], query_start_loc: NDArray[np.int32]) -> None:
         """Set the first B rows of the next step, and where their tokens begin, [B + 1]."""
-        for table, values in (
-            (self._tables.step_slots, slots),
-            (self._tables.query_start_loc, query_start_loc),
-        ):
-            self._offsets.append(np.array([table.storage_offset()]))
-            self._sizes.append(np.array([len(values)]))
-            self._values.append(values)
+        self._set_rows("step_slots", slots)
+        self._set_rows("query_start_loc", query_start_loc)
+
+    def set_states(
+        self,
+        reads: NDArray[np.int32],
+        writes: NDArray[np.int32],
+        saves: NDArray[np.int32],
+    ) -> None:
+        """Set the blocks of states of the first B rows: [B], [B] and [B, M, 2]."""
+        self._set_rows("state_reads", reads)
+        self._set_rows("state_writes", writes)
+        self._set_rows("state_saves", saves)
+
+    def _set_rows(self, name: str, values: NDArray[np.int32]) -> None:
+        """Set the first entries of a table of the next step."""
+        table: Tensor = getattr(self._tables, name)
+        self._offsets.append(np.array([table.storage_offset()]))
+        self._sizes.append(np.array([values.size]))
+        self._values.append(values.ravel())
 
     def apply(self) -> None:
         """Write the changes on the current stream, and clear them.

@@ -21,8 +21,7 @@ from engine.config.setting_types import Quantization
 from engine.demo import CHECKPOINT_DIR
 from engine.layers.integer_weight import quantize_groups
 from engine.layers.linear.int8 import quantize_channels
-from engine.layers.linear.linear import Linear
-from engine.layers.moe import Router
+from engine.layers.linear.linear import FloatLinear, Linear
 from engine.layers.vocabulary import LMHead
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
@@ -98,7 +97,7 @@ def loading_error(checkpoint: Path, quantization: Quantization | None, text: Tex
     original, reference = (load_on_cpu(checkpoint, torch.float32) for _ in range(2))
     if quantization is not None:
         for module in reference.modules():
-            if isinstance(module, Linear) and not isinstance(module, (Router, LMHead)):
+            if isinstance(module, Linear) and not isinstance(module, (FloatLinear, LMHead)):
                 module.weight.copy_(_rounded(module.weight, quantization))
         # A tied head is a copy of its own.
         rows = (reference.lm_head or reference.model.embed_tokens).rows
@@ -135,7 +134,7 @@ def _rounded(weight: Tensor, quantization: Quantization) -> Tensor:
 def _projections(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
     """Yield the projections of the layers by their names in the checkpoint, with their weights."""
     for path, module in model.named_modules():
-        if isinstance(module, Linear) and not isinstance(module, (Router, LMHead)):
+        if isinstance(module, Linear) and not isinstance(module, (FloatLinear, LMHead)):
             parent = path.rpartition(".")[0]
             weights = torch.split(module.weight, list(module.parts.values()))
             for part, weight in zip(module.parts, weights, strict=True):

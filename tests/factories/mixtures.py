@@ -13,7 +13,8 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from engine.layers.experts import Experts
-from engine.layers.moe import MoE, Router
+from engine.layers.linear.linear import FloatLinear
+from engine.layers.moe import MoE
 from engine.layers.scheme import Unquantized
 from kernels.experts.activation import ExpertActivation
 
@@ -103,7 +104,7 @@ def _destinations(ours: MoE, *, is_stacked: bool) -> dict[str, Tensor]:
     assert isinstance(experts, Experts)
     destinations = experts.stacked_destinations() if is_stacked else experts.destinations()
     for path, module in ours.named_modules():
-        if isinstance(module, Router):
+        if isinstance(module, FloatLinear):
             destinations |= module.destinations()
         elif hasattr(module, "destinations") and not isinstance(module, Experts):
             parent = path.rpartition(".")[0]

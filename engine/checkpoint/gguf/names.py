@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models.spec import LayerSpec, ModelSpec, NormSpec
+from engine.models.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
 from engine.models.tensor_names import TensorNames
 
 # The link to the file, in the folder that stands for it.
@@ -67,10 +67,10 @@ def spec_of_gguf(spec: ModelSpec) -> ModelSpec:
 
 
 def _layer(layer: LayerSpec) -> LayerSpec:
-    attention = layer.attention
-    if attention.qk_norm is not None:
-        attention = replace(attention, qk_norm=_norm(attention.qk_norm))
-    return replace(layer, attention=attention, norm=_norm(layer.norm))
+    mixer = layer.mixer
+    if isinstance(mixer, AttentionSpec) and mixer.qk_norm is not None:
+        mixer = replace(mixer, qk_norm=_norm(mixer.qk_norm))
+    return replace(layer, mixer=mixer, norm=_norm(layer.norm))
 
 
 def _norm(norm: NormSpec) -> NormSpec:

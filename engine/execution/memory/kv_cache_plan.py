@@ -27,6 +27,18 @@ from kernels.attention.paged_cache import FP8
 # server and other programs.
 _CPU_SHARE = 0.5
 
+# Of what is left for the KV cache beside the states of running sequences, that for checkpoints.
+_CHECKPOINT_SHARE = 0.2
+
+# Checkpoints are after multiples of a number of tokens that is at least this.
+_LEAST_INTERVAL = 64
+
+# Of the KV of a sequence, the share that checkpoints within its prompt may take: one in so many.
+_PART_IN_PROMPT = 8
+
+# Beside those of running sequences: the null block, and one that a sequence begins with.
+_OTHER_STATES = 2
+
 # Where a container's limit and usage are: cgroup v2, then v1.
 _CGROUPS = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
@@ -40,12 +52,32 @@ _CGROUPS = (
 
 
 @dataclass(frozen=True, slots=True)
+class StatePlan:
+    """How many states there is room for, and where checkpoints of them pay.
+
+    Attributes:
+        num_blocks: including the null block.
+        num_bytes: of all.
+        interval: checkpoints are after multiples of so many tokens.
+        every: of which those within a prompt pay for their memory; a multiple of `interval`.
+    """
+
+    num_blocks: int
+    num_bytes: int
+    interval: int
+    every: int
+
+
+@dataclass(frozen=True, slots=True)
 class KVCachePlan:
     """The size of the KV cache and the longest sequence that it serves.
 
     Attributes:
         num_blocks: including the null block.
+        num_bytes: of KV and states.
         windows: of the groups of layers, between which the blocks are shared out.
+        max_num_seqs: sequences at most that run at a time.
+        states: of the layers that keep states; None: none does.
     """
 
     num_blocks: int
@@ -53,6 +85,8 @@ class KVCachePlan:
     max_model_len: int
     num_bytes: int
     windows: GroupWindows
+    max_num_seqs: int
+    states: StatePlan | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -73,40 +107,61 @@ def plan_kv_cache(
     *,
     max_model_len: int,
     dtype: torch.dtype,
+    model_dtype: torch.dtype,
     device: torch.device,
     profile: MemoryProfile | None = None,
     group: RankGroup | None = None,
+    may_lower_seqs: bool = False,
 ) -> KVCachePlan:
     """Size the KV cache after the weights have been loaded.
 
     No more blocks are planned than `max_num_seqs` sequences of full length can fill. A
-    `max_model_len` that the user did not set is lowered to what fits.
+    `max_model_len` that the user did not set is lowered to what fits; so is `max_num_seqs`, if
+    states of so many sequences would take more than half of the memory.
 
     Args:
         max_model_len: the user's setting, or the model's context length.
         dtype: of the KV cache.
+        model_dtype: of the activations.
         profile: from `engine.execution.memory.gpu_memory_profile.profile_memory`, on a GPU.
         group: the ranks of which `model_spec` is one: all get as many blocks; None: it is alone.
+        may_lower_seqs: the user did not set `max_num_seqs`.
 
     Raises:
-        InsufficientMemoryError: the model leaves no memory for a KV cache; one sequence of the
-            length asked for does not fit; or a cache of the size asked for does not.
+        InsufficientMemoryError: the model leaves no memory for a KV cache, or for states; one
+            sequence of the length asked for does not fit; or a cache of the size asked for does
+            not.
     """
     assert (profile is None) == (device.type != "cuda")
     groups = group_layers(model_spec.sliding_windows, max_model_len)
-    bytes_per_layer = model_spec.kv_bytes_per_token(dtype) // model_spec.num_layers
+    bytes_per_layer = model_spec.kv_bytes_per_token(dtype) // len(model_spec.attentions)
     bytes_per_block = bytes_per_layer * groups.num_caches * config.block_size
     most = config.max_num_batched_tokens
     most = min(most, config.long_prefill_token_threshold or most)
     windows = GroupWindows(groups.windows, config.block_size, max_step_tokens=most)
     free = _free_bytes(device) // model_spec.num_ranks if profile is None else profile.free
-    if config.num_gpu_blocks_override is not None:
-        num_blocks = config.num_gpu_blocks_override
-    else:
+    sets_blocks = config.num_gpu_blocks_override is not None
+    budget, max_num_seqs, states = 0, config.max_num_seqs, None
+    if model_spec.state_shapes or not sets_blocks:
         budget = config.kv_cache_memory_bytes or (
             int(free * _CPU_SHARE) if profile is None else min(free, _gpu_budget(config, profile))
         )
-        useful = config.max_num_seqs * windows.sequence_blocks(max_model_len) + 1
+    if model_spec.state_shapes:
+        state_bytes = model_spec.state_bytes(model_dtype)
+        max_num_seqs = _running_states(config, state_bytes, budget, may_lower_seqs)
+        states = _plan_states(
+            config,
+            state_bytes,
+            budget,
+            max_num_seqs,
+            kv_bytes_per_token=model_spec.kv_bytes_per_token(dtype),
+            max_model_len=max_model_len,
+        )
+        budget -= states.num_bytes
+    if config.num_gpu_blocks_override is not None:
+        num_blocks = config.num_gpu_blocks_override
+    else:
+        useful = max_num_seqs * windows.sequence_blocks(max_model_len) + 1
         num_blocks = min(budget // bytes_per_block, useful)
     if group is not None:
         num_blocks = group.least(num_blocks)
@@ -121,16 +176,59 @@ def plan_kv_cache(
                 param="max_model_len",
             )
         max_model_len = fitting_len
-    num_bytes = num_blocks * bytes_per_block
+    num_bytes = num_blocks * bytes_per_block + (0 if states is None else states.num_bytes)
     if free < num_bytes:  # happens only where the user set the size
-        by_blocks = config.num_gpu_blocks_override is not None
         raise InsufficientMemoryError(
             f"a KV cache of "
             f"{gib(num_bytes)} does not fit into the {gib(free)} free on {device.type}"
             f"{_beside(profile)}; lower it",
-            param="num_gpu_blocks_override" if by_blocks else "kv_cache_memory_bytes",
+            param="num_gpu_blocks_override" if sets_blocks else "kv_cache_memory_bytes",
         )
-    return KVCachePlan(num_blocks, config.block_size, max_model_len, num_bytes, windows)
+    return KVCachePlan(
+        num_blocks, config.block_size, max_model_len, num_bytes, windows, max_num_seqs, states
+    )
+
+
+def _running_states(
+    config: ResolvedConfig, state_bytes: int, budget: int, may_lower_seqs: bool
+) -> int:
+    """Return for how many running sequences half of `budget` has states."""
+    fitting = budget // 2 // state_bytes - _OTHER_STATES
+    if fitting >= config.max_num_seqs:
+        return config.max_num_seqs
+    if fitting < 1 or not may_lower_seqs:
+        needed = 2 * (config.max_num_seqs + _OTHER_STATES) * state_bytes
+        remedies = [f"lower it to at most {fitting}"] if fitting >= 1 else []
+        if config.kv_cache_memory_bytes is not None or fitting < 1:
+            remedies.append(f"raise kv_cache_memory_bytes to {gib(needed)}")
+        raise InsufficientMemoryError(
+            f"the state of a sequence takes {gib(state_bytes)}, and those of "
+            f"{config.max_num_seqs} sequences more than half of the {gib(budget)} for them and the "
+            f"KV cache; {' or '.join(remedies)}",
+            param="max_num_seqs",
+        )
+    return fitting
+
+
+def _plan_states(
+    config: ResolvedConfig,
+    state_bytes: int,
+    budget: int,
+    max_num_seqs: int,
+    *,
+    kv_bytes_per_token: int,
+    max_model_len: int,
+) -> StatePlan:
+    """Plan the states of running sequences, and checkpoints in a share of the rest of `budget`."""
+    interval = blocks_for(_LEAST_INTERVAL, config.block_size) * config.block_size
+    every = _PART_IN_PROMPT * state_bytes // kv_bytes_per_token
+    num_blocks = max_num_seqs + _OTHER_STATES
+    if config.enable_prefix_caching:
+        most = max_num_seqs * blocks_for(max_model_len, interval)
+        share = int(_CHECKPOINT_SHARE * (budget - num_blocks * state_bytes))
+        num_blocks += min(most, share // state_bytes)
+    every = blocks_for(max(1, every), interval) * interval
+    return StatePlan(num_blocks, num_blocks * state_bytes, interval, every)
 
 
 def require_room_for_weights(num_bytes: int, device: torch.device, config: ResolvedConfig) -> None:

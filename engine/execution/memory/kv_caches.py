@@ -13,9 +13,11 @@ from torch import Tensor
 from engine.core.schedule import SchedulerOutput
 from engine.layers.attention import LayerCache
 from engine.models.kv_groups import KVGroups
+from engine.models.spec import StateShape
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
 from kernels.cpu.large_pages import zeros_on_demand
+from kernels.state.states import StateCache
 
 
 def allocate_kv_cache(
@@ -28,7 +30,7 @@ def allocate_kv_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[LayerCache]:
-    """Return the zeroed KV cache of every layer on `device`; layers of different groups share one.
+    """Return the zeroed KV cache of every layer with attention; different groups share one.
 
     All are one allocation: torch rounds each large one up to 2 MiB. `dtype` is that of the cache,
     which may be float8_e4m3fn.
@@ -40,6 +42,25 @@ def allocate_kv_cache(
         LayerCache(caches[cache, 0], caches[cache, 1], group)
         for group, cache in groups.layer_caches
     ]
+
+
+def allocate_state_caches(
+    num_blocks: int, shapes: Sequence[StateShape], *, dtype: torch.dtype, device: torch.device
+) -> list[StateCache]:
+    """Return the zeroed states of every layer that keeps some, in `num_blocks` blocks each.
+
+    `dtype` is that of the activations, which a convolution's inputs have.
+    """
+    zeros = zeroed_on_demand if device.type == "cpu" else partial(torch.zeros, device=device)
+    found = []
+    for shape in shapes:
+        ring = zeros((num_blocks, shape.kernel, shape.channels), dtype=dtype)
+        state = None
+        if shape.heads:
+            matrices = (num_blocks, shape.heads, shape.key_dim, shape.value_dim)
+            state = zeros(matrices, dtype=torch.float32)
+        found.append(StateCache(ring, state))
+    return found
 
 
 def distinct_caches(kv_cache: Sequence[LayerCache]) -> list[Tensor]:

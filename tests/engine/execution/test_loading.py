@@ -24,6 +24,8 @@ MODEL: Any = SimpleNamespace(
     num_ranks=1,
     kv_bytes_per_token=lambda dtype: BLOCK // 16,
     num_layers=4,
+    attentions=(None,) * 4,
+    state_shapes=(),
     sliding_windows=(None,) * 4,
     context_length=4096,
     dtype="bfloat16",
@@ -47,7 +49,7 @@ class Model:
         self._graphs = GraphSizes([], [])
         self.done: list[str] = []
 
-    def allocate_kv_cache(self, num_blocks: int) -> None:
+    def allocate_kv_cache(self, num_blocks: int, num_states: int = 0) -> None:
         self._gpu.release(self._cache)
         self._cache = num_blocks * BLOCK
         self._gpu.allocate(self._cache)

@@ -24,7 +24,7 @@ from engine import LLM, SamplingParams
 from engine.errors import UnsupportedError
 from engine.layers.linear.fp8 import Fp8Gated, Fp8Linear, Fp8Norm
 from engine.layers.linear.linear import Linear
-from engine.layers.linear.wna16 import WNA16Linear
+from engine.layers.wna16 import WNA16Linear
 from engine.models.build import build_model, shard_of
 from engine.models.linear_methods import gpu_linear_of_stored
 from engine.models.registry import read_model_spec

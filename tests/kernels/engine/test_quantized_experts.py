@@ -17,7 +17,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 from engine import LLM, SamplingParams
 from engine.checkpoint.hub import resolve_checkpoint
 from engine.layers.experts import Experts
-from engine.layers.wna16_experts import WNA16Experts
+from engine.layers.wna16 import WNA16Experts
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.linear_methods import gpu_experts_of_stored

@@ -43,6 +43,7 @@ def plan(model_spec: ModelSpec, profile: MemoryProfile, **settings: int) -> KVCa
         model_spec,
         max_model_len=settings.get("max_model_len", 128),
         dtype=torch.bfloat16,
+        model_dtype=torch.bfloat16,
         device=CUDA,
         profile=profile,
     )
@@ -170,6 +171,7 @@ def test_the_cache_fits_beside_all_else(
             model_spec,
             max_model_len=128,
             dtype=torch.bfloat16,
+            model_dtype=torch.bfloat16,
             device=CUDA,
             profile=found,
         )
@@ -188,6 +190,7 @@ def test_float8_holds_twice_the_tokens(model_spec: ModelSpec) -> None:
         model_spec,
         max_model_len=128,
         dtype=dtype,
+        model_dtype=dtype,
         device=CUDA,
         profile=profile(),
     )
@@ -199,6 +202,7 @@ def test_float8_holds_twice_the_tokens(model_spec: ModelSpec) -> None:
             model_spec,
             max_model_len=128,
             dtype=dtype,
+            model_dtype=dtype,
             device=CUDA,
             profile=profile(weights=788 * BLOCK),
         )

@@ -30,6 +30,7 @@ def plan(checkpoint: Path, **settings: int) -> kv_cache_plan.KVCachePlan:
         read_model_spec(checkpoint),
         max_model_len=settings.get("max_model_len", 128),
         dtype=torch.float32,
+        model_dtype=torch.float32,
         device=CPU,
     )
 
