@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from engine.core.constraints.sampling_constraints import device_forbids_stops
 from engine.core.kv.kv_cache_manager import BlockCopy
+from engine.core.kv.state_manager import StateManager
 from engine.core.kv.state_saves import MOST_SAVES
 from engine.core.ragged import Int32s, ragged
 from engine.core.request import Request
@@ -101,6 +102,8 @@ class ScheduleBuilder:
         block_writes: changes of block tables, by slot and group.
         swap_out, copies, swap_in: blocks to move before the step.
         state_saves: of slots whose rows write checkpoints, their positions and blocks.
+        chunks: of slots that compute several tokens, where these begin and end; of a model whose
+            layers keep states.
     """
 
     def __init__(self, states: SeqSlots, *, keeps_states: bool = False) -> None:
@@ -116,6 +119,7 @@ class ScheduleBuilder:
         self.copies: list[BlockCopy] = []
         self.swap_in: list[BlockCopy] = []
         self.state_saves: dict[int, list[tuple[int, int]]] = {}
+        self.chunks: dict[int, tuple[int, int]] = {}
 
     def admit(self, request: Request, num_tokens: int) -> None:
         """Add the next tokens of `request`, which has got a slot, with all that is known of it."""
@@ -146,6 +150,10 @@ class ScheduleBuilder:
         states = self._states
         ends = states.num_computed_tokens[slots] + num_tokens
         states.num_computed_tokens[slots] = ends
+        if self._keeps_states:
+            for row in (num_tokens > 1).nonzero()[0].tolist():
+                end = int(ends[row])
+                self.chunks[int(slots[row])] = end - int(num_tokens[row]), end
         ends = ends - num_drafts  # of what is known
         num_unread = states.num_unread_tokens[slots]
         wants_token = ends == states.num_tokens[slots] + num_unread
@@ -153,6 +161,22 @@ class ScheduleBuilder:
         num_output_tokens = ends - states.num_prompt_tokens[slots]
         self._rows.append((slots, num_tokens, wants_token, num_output_tokens))
         self.num_tokens += int(num_tokens.sum())
+
+    def add_save(self, request: Request, position: int, states: StateManager) -> bool:
+        """Let the row of a request write a checkpoint, if it passes the position; return whether.
+
+        Others have shown to share what is before it.
+        """
+        slot = request.slot
+        assert slot is not None
+        start, end = self.chunks.get(slot, (0, 0))
+        saves = self.state_saves.get(slot, [])
+        if not start < position <= end or len(saves) == MOST_SAVES:
+            return False
+        request.kv.wanted.add(position)
+        found = states.save_at(request, [position])
+        self.state_saves[slot] = saves + found
+        return bool(found)
 
     def build(self) -> SchedulerOutput:
         """Return the step; rows must have been added."""

@@ -178,8 +178,7 @@ class Scheduler:
         for row in (ends // states.interval > starts // states.interval).nonzero()[0].tolist():
             slot = int(slots[row])
             saves = states.save(self.slots.owner(slot), int(starts[row]), int(ends[row]))
-            if saves:
-                step.state_saves[slot] = saves
+            step.state_saves[slot] = saves
 
     def _admit(self, step: ScheduleBuilder) -> None:
         """Admit waiting sequences, in policy order, while slots, blocks and the budget last.
@@ -190,7 +189,7 @@ class Scheduler:
         if not self.waiting:
             return
         num_passed_over = 0
-        self._admission.begin()
+        self._admission.begin(step)
         while (
             (budget := self.max_num_batched_tokens - step.num_tokens) > 0
             and self.slots.free

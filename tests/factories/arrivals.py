@@ -81,12 +81,29 @@ def schedulers(**changes: st.SearchStrategy[Any]) -> st.SearchStrategy[Scheduler
         "policy": st.sampled_from(["fcfs", "priority"]),
         "num_host_blocks": st.one_of(st.just(0), st.integers(1, 60)),
         "windows": st.sampled_from(WINDOWS),
+        # Of layers that keep states: none, or blocks beside those of running sequences.
+        "spare_states": st.one_of(st.none(), st.integers(0, 12)),
+        "state_interval": st.sampled_from([4, 8]),
     }
+    if "proposer" in changes:
+        arguments["spare_states"] = st.none()
     return st.builds(_scheduler, **{**arguments, **changes})
 
 
-def _scheduler(num_blocks: int, windows: Sequence[int | None], **others: Any) -> Scheduler:
-    return make_scheduler(num_blocks=num_blocks * len(windows), windows=windows, **others)
+def _scheduler(
+    num_blocks: int,
+    windows: Sequence[int | None],
+    max_num_seqs: int,
+    spare_states: int | None,
+    **others: Any,
+) -> Scheduler:
+    return make_scheduler(
+        num_blocks=num_blocks * len(windows),
+        windows=windows,
+        max_num_seqs=max_num_seqs,
+        num_states=0 if spare_states is None else max_num_seqs + 2 + spare_states,
+        **others,
+    )
 
 
 def serve(

@@ -4,7 +4,8 @@ It keeps tokens and block table of each slot and receives only changes, like the
 a token is a hash of all tokens up to it and of the group of layers, stored in a paged cache through
 the block tables, copies and swaps that the scheduler issues. Each step checks that every sequence
 finds the right content in the blocks of each group, where its tokens look; the next token is a
-function of that content. So a request's output is correct exactly if scheduling, prefix sharing,
+function of that content. The state of a sequence, in layers that keep one, is a hash of the tokens
+that it has consumed. So a request's output is correct exactly if scheduling, prefix sharing,
 copying and preemption are.
 """
 
@@ -19,7 +20,7 @@ import numpy as np
 from engine.core.kv.block_pool import NULL_BLOCK
 from engine.core.logprobs.scored_tokens import ScoredLogprobs, ScoredTokens
 from engine.core.request import Request
-from engine.core.schedule import SamplerOutput, SchedulerOutput
+from engine.core.schedule import SamplerOutput, SchedulerOutput, StateBlocks
 from engine.core.scheduler import Scheduler, check_integrity
 from engine.execution.memory.kv_caches import move_blocks
 from kernels.step.sampling_columns import BEAM, LENGTH, RUNNING, SKIPPED, STOP
@@ -107,6 +108,7 @@ class PagedOracle:
         self.num_wasted_rows = 0
         self.num_computed_tokens = 0
         self.blocks = BlockStore(self.block_size)
+        self._states: dict[int, bytes] = {NULL_BLOCK: chain([])}
         self._slots: dict[int, Slot] = {}
         self.in_flight: deque[SamplerOutput] = deque()
         self._start = time.monotonic()
@@ -162,6 +164,8 @@ class PagedOracle:
                 for group in range(len(self.windows)):
                     block, offset = self._block_slot(slot, group, position)
                     block[offset] = content + bytes([group])
+        if schedule.states is not None:
+            self._run_states(rows, schedule.states)
         scores = None if schedule.scored is None else self._score(rows, schedule.scored)
         token_ids, reasons = [], []
         beams: list[tuple[int, list[int], int]] = []
@@ -182,6 +186,39 @@ class PagedOracle:
             scores,
             drafted=tuple(self._draw_behind_drafts([row.slot for row in rows])),
         )
+
+    def _run_states(self, rows: Sequence[Row], states: StateBlocks) -> None:
+        """Read the state of each row, and write it and its checkpoints; rows run in any order."""
+        assert self.scheduler.kv_cache.states is not None
+        pool = self.scheduler.kv_cache.states.pool
+        written: dict[int, bytes] = {}
+        read: dict[int, int] = {}
+        for index, row in enumerate(rows):
+            start = row.slot.num_computed_tokens
+            reads, writes = int(states.reads[index]), int(states.writes[index])
+            blocks = {writes: row.end}
+            for position, block in states.saves[index].tolist():
+                if block >= 0:
+                    assert start < position <= row.end
+                    assert block not in blocks
+                    blocks[block] = position
+            # Also of a row that turns out to be idle: the host knows of no other blocks.
+            for block, position in blocks.items():
+                assert block != NULL_BLOCK
+                assert not pool.is_cached(block), "a checkpoint is written"
+                assert pool.ref_count(block) > 0
+                assert block not in written, "two rows write a block"
+                written[block] = chain(row.slot.token_ids[:position])
+                if row.slot.finish_reason != RUNNING:
+                    del written[block]
+            if reads != writes:
+                read[reads] = index
+            if row.slot.finish_reason == RUNNING:
+                assert self._states.get(reads) == chain(row.slot.token_ids[:start]), (
+                    f"a foreign state is read at {start} from {reads}"
+                )
+        assert not read.keys() & written.keys(), "a row reads what another writes"
+        self._states |= written
 
     def _draw_behind_drafts(self, slots: Sequence[Slot]) -> Iterator[SamplerOutput]:
         """Draw on behind each draft that was drawn; count its KV as computed then."""

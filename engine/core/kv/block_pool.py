@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 NULL_BLOCK = 0
 
@@ -16,10 +16,17 @@ class BlockPool:
     pads block tables and is never handed out.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        """Create a pool of `num_blocks`, including the null block."""
+    def __init__(
+        self, num_blocks: int, on_evict: Callable[[bytes], None] = lambda content_hash: None
+    ) -> None:
+        """Create a pool of `num_blocks`, including the null block.
+
+        Args:
+            on_evict: called with each content hash that is not found any more.
+        """
         assert num_blocks >= 2
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self._ref_counts = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
@@ -84,6 +91,7 @@ class BlockPool:
         assert content_hash is not None
         del self._block_of[content_hash]
         self._hash_of[block_id] = None
+        self._on_evict(content_hash)
 
     def share(self, block_ids: Iterable[int]) -> None:
         """Add one reference to each block; free ones are in use again."""

@@ -90,7 +90,8 @@ class KVCacheManager:
         """
         self.block_size = block_size
         self.windows = windows or GroupWindows((None,), block_size, max_step_tokens=1)
-        self.pool = BlockPool(num_blocks)
+        # A state is of no use without the KV of the tokens before it.
+        self.pool = BlockPool(num_blocks) if states is None else BlockPool(num_blocks, states.drop)
         self.host_pool = HostBlockPool(num_host_blocks)
         self.states = states
         self.prefix_cache = PrefixCache(

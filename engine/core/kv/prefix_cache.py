@@ -27,11 +27,6 @@ def _key(content_hash: bytes, group: int) -> bytes:
     return content_hash + bytes([group]) if group else content_hash
 
 
-def _state_key(content_hash: bytes) -> bytes:
-    """Return the name of the state after the tokens of a content."""
-    return content_hash + b"state"
-
-
 class Prefix(NamedTuple):
     """What is cached of the first tokens of a request.
 
@@ -125,7 +120,7 @@ class PrefixCache:
         return 0, NULL_BLOCK
 
     def _state_name(self, request: Request, position: int) -> bytes:
-        return _state_key(self._block_hash(request, position // self._block_size - 1))
+        return self._block_hash(request, position // self._block_size - 1)
 
     def want_states(self, request: Request, prefix: Prefix) -> None:
         """Note where checkpoints of a request are of use that begins with `prefix`.
@@ -144,7 +139,7 @@ class PrefixCache:
         for position in sorted(positions):
             name = self._state_name(request, position)
             if replaced := self._states.name(request, position, name):
-                self._states.pool.drop(self._state_name(request, replaced))
+                self._states.drop(self._state_name(request, replaced))
 
     def num_common_blocks(self, request: Request, other: Request, most: int) -> int:
         """Return how many of their first full blocks have equal content.
@@ -206,6 +201,12 @@ class PrefixCache:
     def has_block(self, content_hash: bytes | None) -> bool:
         """Whether a block with this content is cached; False for None."""
         return content_hash is not None and self._pool.find(content_hash) is not None
+
+    def first_hash(self, request: Request) -> bytes | None:
+        """Return the hash of the first block of a request; None if nothing is found by it."""
+        if not self.enabled or request.num_tokens < self._block_size:
+            return None
+        return self._block_hash(request, 0)
 
     def computing_hash(self, request: Request) -> bytes | None:
         """Return the hash of the next block that a running `request` completes by prefill."""

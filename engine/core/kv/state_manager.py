@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from engine.core.kv.block_pool import NULL_BLOCK, BlockPool
@@ -51,14 +51,6 @@ class StatePool(BlockPool):
         if len(self._least) > 2 * self.num_blocks:
             self._least = [(self._worth[block_id], block_id) for block_id in self._free_cached]
             heapify(self._least)
-
-    def drop(self, content_hash: bytes) -> None:
-        """Forget a checkpoint, if there is one with this content and nothing refers to it."""
-        block_id = self.find(content_hash)
-        if block_id is not None and self.ref_count(block_id) == 0:
-            self.share([block_id])
-            self.forget([block_id])
-            self.release([block_id])
 
     def _take_cached(self) -> int:
         while True:
@@ -162,15 +154,20 @@ class StateManager:
         Each is a position and the block that gets the state after so many tokens. There are fewer
         where no block is free.
         """
-        found: list[tuple[int, int]] = []
-        for position in positions_to_save(
+        positions = positions_to_save(
             start,
             end,
             interval=self.interval,
             num_prompt_tokens=request.num_prompt_tokens,
             wanted=request.kv.wanted,
             every=self._every,
-        ):
+        )
+        return self.save_at(request, positions)
+
+    def save_at(self, request: Request, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Return the same for these positions."""
+        found: list[tuple[int, int]] = []
+        for position in positions:
             if self.pool.num_free <= _LEFT_FREE:
                 break
             taken = self.pool.allocate(1)
@@ -192,6 +189,14 @@ class StateManager:
         else:
             kv.checkpoint = position
         return replaced
+
+    def drop(self, content_hash: bytes) -> None:
+        """Forget a checkpoint, if there is one with this content and nothing refers to it."""
+        block_id = self.pool.find(content_hash)
+        if block_id is not None and self.pool.ref_count(block_id) == 0:
+            self.pool.share([block_id])
+            self.pool.forget([block_id])
+            self.pool.release([block_id])
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that the blocks of `requests` account for every reference."""

@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.kv.kv_cache_manager import KVCacheManager
-from engine.core.kv.prefix_cache import Prefix, PrefixCache
+from engine.core.kv.prefix_cache import Prefix
+from engine.core.kv.state_manager import StateManager
 from engine.core.queue.waiting_queues import WaitingQueues
 from engine.core.request import Request
+from engine.core.schedule_builder import ScheduleBuilder
 from engine.core.seq_slots import SeqSlots
 
 _PART_LEFT = 4  # of the tokens that a prefill could have in a step, one in so many
@@ -75,9 +77,7 @@ class PromptAdmission:
         self._kv_cache = kv_cache
         self._states = states
         self._waiting = waiting
-        self._prefixes = InBatchPrefixCaching(
-            states, waiting, kv_cache.prefix_cache, kv_cache.block_size
-        )
+        self._prefixes = InBatchPrefixCaching(states, waiting, kv_cache)
         self._enable_chunked_prefill = enable_chunked_prefill
         self._max_num_batched_tokens = max_num_batched_tokens
         self._threshold = long_prefill_token_threshold
@@ -122,9 +122,9 @@ class PromptAdmission:
             return 1
         return min(num_tokens, self._threshold or budget, budget)
 
-    def begin(self) -> None:
-        """Begin the admissions of a step; the running requests have their tokens already."""
-        self._prefixes.begin()
+    def begin(self, step: ScheduleBuilder) -> None:
+        """Begin the admissions to a step; the running requests have their tokens already."""
+        self._prefixes.begin(step)
 
     def reconsider(self) -> None:
         """Consider the refused request again: less is kept in reserve since a sequence left."""
@@ -152,7 +152,7 @@ class PromptAdmission:
         if len(running) and budget < self._refused(request):
             return Refused.NO_ROOM
         prefix = self._kv_cache.prefix_cache.find(request)
-        if self._prefixes.pass_over(request, prefix.missing):
+        if self._prefixes.pass_over(request, prefix):
             return Refused.PASSED_OVER
         start = max(prefix.num_tokens, request.num_computed_tokens)
         if self._kv_cache.states is None:  # else a state must be there
@@ -221,61 +221,122 @@ class InBatchPrefixCaching:
 
     When those that they share are computed, or the other has left, they may run again: the blocks
     are then a hit in the prefix cache. Meanwhile they are not looked up.
+
+    Where layers keep states, a hit needs the one where the two part. The running request is asked
+    for a checkpoint there, if it is not beyond it, and the other waits until that is found.
     """
 
-    def __init__(
-        self, states: SeqSlots, waiting: WaitingQueues, prefix_cache: PrefixCache, block_size: int
-    ) -> None:
+    def __init__(self, states: SeqSlots, waiting: WaitingQueues, kv_cache: KVCacheManager) -> None:
         """Pass over requests in `waiting` for the sequences in `states`."""
         self._states = states
         self._waiting = waiting
-        self._prefix_cache = prefix_cache
-        self._block_size = block_size
+        self._prefix_cache = kv_cache.prefix_cache
+        self._state_manager = kv_cache.states
+        self._block_size = kv_cache.block_size
         self._waits: defaultdict[Request, list[_Wait]] = defaultdict(list)  # heaps, by the other
         self._numbers = itertools.count()
+        self._step: ScheduleBuilder | None = None
         # Of running prefills, by the hash of the block that each completes next; None: not looked
-        # up in this step yet.
-        self._computing: dict[bytes, Request] | None = None
+        # up in this step yet. Where layers keep states: by the hash of the first block.
+        self._computing: dict[bytes, list[Request]] | None = None
 
-    def begin(self) -> None:
-        """Begin the admissions of a step; the running requests have their tokens already."""
+    def begin(self, step: ScheduleBuilder) -> None:
+        """Begin the admissions to a step; the running requests have their tokens already."""
         self._computing = None
+        self._step = step
         for running in list(self._waits):
-            num_blocks = running.num_computed_tokens // self._block_size
             waits = self._waits[running]
-            while waits and (running.slot is None or waits[0].num_blocks <= num_blocks):
+            while waits and self._is_over(waits[0], running):
                 self._waiting.take_back(heappop(waits).request)
             if not waits:
                 del self._waits[running]
 
-    def pass_over(self, request: Request, missing_hash: bytes | None) -> bool:
-        """Pass over `request` if one that runs completes the block `missing_hash` next.
+    def _is_over(self, wait: _Wait, running: Request) -> bool:
+        num_tokens = wait.num_blocks * self._block_size
+        if running.slot is None:
+            return True
+        is_computed = running.num_computed_tokens // self._block_size >= wait.num_blocks
+        return is_computed and num_tokens not in running.kv.saves
+
+    def pass_over(self, request: Request, prefix: Prefix) -> bool:
+        """Pass over `request`, of which `prefix` is cached, if one that runs will have more of it.
 
         Returns whether it was.
         """
-        if missing_hash is None or (running := self._computed_by().get(missing_hash)) is None:
+        if self._state_manager is not None:
+            return self._await_state(request, prefix, self._state_manager)
+        if prefix.missing is None or not (found := self._computed_by().get(prefix.missing)):
             return False
+        running = found[-1]
         start = running.num_computed_tokens // self._block_size
         num_blocks = self._prefix_cache.num_common_blocks(request, running, start + _MAX_BLOCKS)
+        self._wait(request, running, num_blocks)
+        return True
+
+    def _wait(self, request: Request, running: Request, num_blocks: int) -> None:
         heappush(self._waits[running], _Wait(num_blocks, next(self._numbers), request))
         self._waiting.pass_over(request)
-        return True
+
+    def _await_state(self, request: Request, prefix: Prefix, states: StateManager) -> bool:
+        first = self._prefix_cache.first_hash(request)
+        if first is None or not (found := self._computed_by().get(first)):
+            return False
+        blocks = states.interval // self._block_size
+        shared: list[tuple[int, Request]] = []
+        for running in found:
+            start = running.num_computed_tokens // self._block_size
+            common = self._prefix_cache.num_common_blocks(request, running, start + _MAX_BLOCKS)
+            if (length := common // blocks * blocks) * self._block_size > prefix.num_tokens:
+                shared.append((length, running))
+        for length, running in sorted(shared, key=lambda each: -each[0]):
+            if self._will_have_state(running, length * self._block_size, states):
+                self._wait(request, running, length)
+                return True
+        return False
+
+    def _will_have_state(self, running: Request, position: int, states: StateManager) -> bool:
+        """Whether a running request writes a checkpoint there, as it may be asked to."""
+        assert self._step is not None
+        if position > running.num_computed_tokens:
+            running.kv.wanted.add(position)
+            return True
+        if position in running.kv.saves:
+            return True
+        return self._step.add_save(running, position, states)
 
     def runs(self, request: Request) -> None:
         """Note that `request` has been admitted, and has its tokens of this step."""
-        content_hash = self._prefix_cache.computing_hash(request)
-        if self._computing is not None and content_hash is not None:
-            self._computing[content_hash] = request
+        if self._computing is not None and (key := self._key(request)) is not None:
+            self._computing.setdefault(key, []).append(request)
 
-    def _computed_by(self) -> dict[bytes, Request]:
+    def _key(self, running: Request) -> bytes | None:
+        if self._state_manager is None:
+            return self._prefix_cache.computing_hash(running)
+        return self._prefix_cache.first_hash(running)
+
+    def _computed_by(self) -> dict[bytes, list[Request]]:
         if self._computing is None:
             states, size = self._states, self._block_size
             running = states.in_use()
             num_full = states.num_tokens[running] // size
             prefills = running[states.num_computed_tokens[running] // size < num_full]
             owners = [states.owner(slot) for slot in prefills]
-            hashes = map(self._prefix_cache.computing_hash, owners)
-            self._computing = {
-                each: owner for each, owner in zip(hashes, owners, strict=True) if each is not None
-            }
+            if self._state_manager is not None:
+                owners = self._with_saves(running)
+            self._computing = {}
+            for owner in owners:
+                if (key := self._key(owner)) is not None:
+                    self._computing.setdefault(key, []).append(owner)
         return self._computing
+
+    def _with_saves(self, running: NDArray[np.int32]) -> list[Request]:
+        """Return the running sequences that may still get a checkpoint in their prompts."""
+        assert self._step is not None
+        owners = [self._states.owner(slot) for slot in running.tolist()]
+        return [
+            owner
+            for owner in owners
+            if owner.num_computed_tokens < owner.num_prompt_tokens
+            or owner.kv.saves
+            or owner.slot in self._step.chunks
+        ]
