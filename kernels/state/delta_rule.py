@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import cpu
 from kernels.checks import (
     FLOATS,
     check_contiguous,
@@ -71,9 +72,9 @@ def gated_delta_rule(
         beta_logits: [T, H], of the dtype of `qkv`; beta is their sigmoid.
         decay_inputs: [T, H], of the dtype of `qkv`; g = decay * softplus(decay_inputs + dt_bias).
         conv_weight: [C, kernel size], of the dtype of `qkv`: the taps of each channel, the last of
-            them for the token itself.
+            them for the token itself. On a CPU the transpose of a contiguous tensor saves a copy.
         decay: float32 [H], -exp(A_log).
-        dt_bias: float [H].
+        dt_bias: float [H]. On a CPU float32 saves a conversion, of the next too.
         norm_weight: float [V].
         norm_eps: added to the mean square of a head's result.
         num_key_heads: heads of queries and of keys.
@@ -94,6 +95,28 @@ def gated_delta_rule(
     if gate not in ("silu", "sigmoid"):
         raise ValueError(f"gate: must be silu or sigmoid (got {gate!r})")
     check_states(cache, step, qkv, *conv_weight.shape)
+    if (fast := cpu.operations(qkv)) is not None:
+        out: Tensor = fast.gated_delta_rule(
+            qkv,
+            z,
+            beta_logits,
+            decay_inputs,
+            conv_weight.t().contiguous(),
+            decay,
+            dt_bias.float(),
+            norm_weight.float(),
+            norm_eps,
+            num_key_heads,
+            gate == "sigmoid",
+            cache.ring,
+            cache.state,
+            step.query_start_loc,
+            step.seq_lens,
+            step.reads,
+            step.writes,
+            step.saves,
+        )
+        return out
     return reference(
         qkv,
         z,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels import cpu
 from kernels.checks import (
     FLOATS,
     check_contiguous,
@@ -39,7 +40,8 @@ def short_conv(
     Args:
         projected: float [T, 3 * C]: B, C and x of each token side by side. Tokens may be strided.
         weight: [C, kernel size], of the dtype of `projected`: the taps of each channel, the last
-            of them for the token itself.
+            of them for the token itself. On a CPU the transpose of a contiguous tensor saves a
+            copy.
         bias: [C] of the same dtype, added to the convolution, or None.
         cache: ring [N, R, C], which holds B * x; its state is not used.
         step: rows of the step, and the blocks of their states.
@@ -52,6 +54,19 @@ def short_conv(
         ValueError: an argument has a wrong shape, dtype, stride or device.
     """
     _check(projected, weight, bias, cache, step)
+    if (fast := cpu.operations(projected)) is not None:
+        out: Tensor = fast.short_conv(
+            projected,
+            weight.t().contiguous(),
+            bias,
+            cache.ring,
+            step.query_start_loc,
+            step.seq_lens,
+            step.reads,
+            step.writes,
+            step.saves,
+        )
+        return out
     return reference(projected, weight, bias, cache, step).to(projected.dtype)
 
 

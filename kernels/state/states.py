@@ -38,7 +38,7 @@ class StepStates:
     """The states that the B rows of a step read and write; all int32, on the model's device.
 
     A block that a row writes is neither read nor written by another row. A row's saves go to
-    different blocks, none of which is its `reads` or its `writes`. None of this is checked.
+    different blocks, none of which is its `reads` or its `writes`. Values are not checked.
 
     Attributes:
         query_start_loc: [B + 1], ascending from 0: the range of each row's tokens. More tokens may
@@ -49,8 +49,11 @@ class StepStates:
         writes: [B], block that gets the state after the row's last token, which may be the one in
             `reads`; -1 for an idle row.
         saves: [B, M, 2], pairs of a position and a block, in any order: the state after the first
-            `position` tokens of the sequence also goes to `block`. The position is behind the
-            row's first token and at most the sequence's length. Of block -1: no save.
+            `position` tokens of the sequence also goes to `block`. Ignored if the block is -1, if
+            the position is not behind the row's start, or if it is behind the row's end.
+
+    Raises:
+        ValueError: an array has a wrong shape, dtype, stride or device.
     """
 
     query_start_loc: Tensor
@@ -59,11 +62,28 @@ class StepStates:
     writes: Tensor
     saves: Tensor
 
+    def __post_init__(self) -> None:
+        """Check the arrays here, once for all layers."""
+        check_shape("seq_lens", self.seq_lens, (None,))
+        rows = len(self.seq_lens)
+        for name, shape in (
+            ("query_start_loc", (rows + 1,)),
+            ("seq_lens", (rows,)),
+            ("reads", (rows,)),
+            ("writes", (rows,)),
+            ("saves", (rows, None, 2)),
+        ):
+            tensor: Tensor = getattr(self, name)
+            check_shape(name, tensor, shape)
+            check_dtype(name, tensor, torch.int32)
+            check_device(name, tensor, self.seq_lens.device)
+            check_contiguous(name, tensor)
+
 
 def check_states(
     cache: StateCache, step: StepStates, x: Tensor, channels: int, kernel_size: int
 ) -> None:
-    """Raise unless a ring of these channels and the arrays of a step suit the activations `x`.
+    """Raise unless the cache has rings of these channels, and both are where the tokens `x` are.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
@@ -76,20 +96,7 @@ def check_states(
             f"cache.ring: must have a row for each of the kernel's {kernel_size} taps "
             f"(got {cache.ring.shape[1]})"
         )
-    check_shape("step.seq_lens", step.seq_lens, (None,))
-    rows = len(step.seq_lens)
-    for name, shape in (
-        ("query_start_loc", (rows + 1,)),
-        ("seq_lens", (rows,)),
-        ("reads", (rows,)),
-        ("writes", (rows,)),
-        ("saves", (rows, None, 2)),
-    ):
-        tensor: Tensor = getattr(step, name)
-        check_shape(f"step.{name}", tensor, shape)
-        check_dtype(f"step.{name}", tensor, torch.int32)
-        check_device(f"step.{name}", tensor, x.device)
-        check_contiguous(f"step.{name}", tensor)
+    check_device("step", step.seq_lens, x.device)
 
 
 def check_blocks(name: str, blocks: Tensor) -> None:
@@ -128,7 +135,11 @@ def step_rows(step: StepStates) -> Iterator[StepRow]:
         if lengths[i] == 0 or writes[i] < 0 or begin == end:
             continue
         start = lengths[i] - (end - begin)
-        kept = tuple((position, block) for position, block in saves if block >= 0)
+        kept = tuple(
+            (position, block)
+            for position, block in saves
+            if block >= 0 and start < position <= lengths[i]
+        )
         yield StepRow(begin, end, start, reads[i], writes[i], kept)
 
 

@@ -16,6 +16,7 @@
 #include "operators.h"
 #include "projection.h"
 #include "shared_sum.h"
+#include "states.h"
 #include "vector.h"
 
 // The decoder layers of the Llama family as one operation: when decoding one token, Python overhead
@@ -345,6 +346,63 @@ Tensor paged_attention(
 
 namespace {
 
+StepStates step_states(
+    const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& reads,
+    const Tensor& writes, const Tensor& saves) {
+  return {
+      query_start_loc.const_data_ptr<int32_t>(), seq_lens.const_data_ptr<int32_t>(),
+      reads.const_data_ptr<int32_t>(), writes.const_data_ptr<int32_t>(),
+      saves.const_data_ptr<int32_t>(), seq_lens.size(0), saves.size(1)};
+}
+
+template <typename T>
+Rings<T> rings(const Tensor& ring) {
+  return {ring.mutable_data_ptr<T>(), ring.stride(0), ring.size(1), ring.size(2)};
+}
+
+}  // namespace
+
+Tensor short_conv(
+    const Tensor& projected, const Tensor& weight, const std::optional<Tensor>& bias, Tensor ring,
+    const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& reads,
+    const Tensor& writes, const Tensor& saves) {
+  Tensor out = at::empty({projected.size(0), ring.size(2)}, projected.options());
+  for_dtype(projected, [&](auto zero) {
+    using T = decltype(zero);
+    trident::short_conv(ShortConv<T>{
+        projected.const_data_ptr<T>(), weight.const_data_ptr<T>(), pointer<T>(bias),
+        out.mutable_data_ptr<T>(), rings<T>(ring),
+        step_states(query_start_loc, seq_lens, reads, writes, saves), projected.size(0),
+        weight.size(0), projected.stride(0)});
+  });
+  return out;
+}
+
+Tensor gated_delta_rule(
+    const Tensor& qkv, const Tensor& z, const Tensor& beta_logits, const Tensor& decay_inputs,
+    const Tensor& conv_weight, const Tensor& decay, const Tensor& dt_bias,
+    const Tensor& norm_weight, double norm_eps, int64_t key_heads, bool sigmoid, Tensor ring,
+    Tensor state, const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& reads,
+    const Tensor& writes, const Tensor& saves) {
+  Tensor out = at::empty(z.sizes(), z.options());
+  for_dtype(qkv, [&](auto zero) {
+    using T = decltype(zero);
+    trident::gated_delta_rule(DeltaRule<T>{
+        qkv.const_data_ptr<T>(), z.const_data_ptr<T>(), beta_logits.const_data_ptr<T>(),
+        decay_inputs.const_data_ptr<T>(), conv_weight.const_data_ptr<T>(),
+        decay.const_data_ptr<float>(), dt_bias.const_data_ptr<float>(),
+        norm_weight.const_data_ptr<float>(), out.mutable_data_ptr<T>(), rings<T>(ring),
+        state.mutable_data_ptr<float>(),
+        step_states(query_start_loc, seq_lens, reads, writes, saves), qkv.size(0), key_heads,
+        state.size(1), state.size(2), state.size(3), conv_weight.size(0), qkv.stride(0),
+        z.stride(0), beta_logits.stride(0), decay_inputs.stride(0), state.stride(0),
+        static_cast<float>(norm_eps), sigmoid});
+  });
+  return out;
+}
+
+namespace {
+
 // Calls run with a `Linear` whose result has out_channels channels of type Out.
 template <typename In, typename Out, typename Run>
 Tensor multiply(
@@ -444,6 +502,17 @@ TORCH_LIBRARY(trident_cpu, m) {
       " Tensor seq_lens, Tensor block_tables, float scale, int? sliding_window,"
       " float? soft_cap, Tensor? sinks, bool splits) -> Tensor",
       &trident::operators::paged_attention);
+  m.def(
+      "short_conv(Tensor projected, Tensor weight, Tensor? bias, Tensor(a!) ring,"
+      " Tensor query_start_loc, Tensor seq_lens, Tensor reads, Tensor writes, Tensor saves)"
+      " -> Tensor",
+      &trident::operators::short_conv);
+  m.def(
+      "gated_delta_rule(Tensor qkv, Tensor z, Tensor beta_logits, Tensor decay_inputs,"
+      " Tensor conv_weight, Tensor decay, Tensor dt_bias, Tensor norm_weight, float norm_eps,"
+      " int key_heads, bool sigmoid, Tensor(a!) ring, Tensor(b!) state, Tensor query_start_loc,"
+      " Tensor seq_lens, Tensor reads, Tensor writes, Tensor saves) -> Tensor",
+      &trident::operators::gated_delta_rule);
   m.def(
       "draw(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p,"
       " Tensor uniform) -> Tensor",

@@ -27,6 +27,21 @@ Tensor paged_attention(
     double scale, std::optional<int64_t> sliding_window, std::optional<double> soft_cap,
     const std::optional<Tensor>& sinks, bool splits);
 
+// The arrays of a step are those of `kernels.state.states.StepStates`; weight is [kernel size,
+// channels].
+Tensor short_conv(
+    const Tensor& projected, const Tensor& weight, const std::optional<Tensor>& bias, Tensor ring,
+    const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& reads,
+    const Tensor& writes, const Tensor& saves);
+
+// conv_weight is [kernel size, channels]; decay, dt_bias and norm_weight are float32.
+Tensor gated_delta_rule(
+    const Tensor& qkv, const Tensor& z, const Tensor& beta_logits, const Tensor& decay_inputs,
+    const Tensor& conv_weight, const Tensor& decay, const Tensor& dt_bias,
+    const Tensor& norm_weight, double norm_eps, int64_t key_heads, bool sigmoid, Tensor ring,
+    Tensor state, const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& reads,
+    const Tensor& writes, const Tensor& saves);
+
 // With integers in groups, scale and offset are [panels, groups, columns].
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,

@@ -131,7 +131,7 @@ def _gated(layer: DeltaLayer, mixed: Tensor, z: Tensor) -> Tensor:
 
 @each_dtype
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
-@pytest.mark.parametrize("num_tokens", [1, 3, 67])
+@pytest.mark.parametrize("num_tokens", [1, 3, 65, 131])
 def test_delta_rule_shapes_match_the_reference(
     layer: DeltaLayer, num_tokens: int, dtype: torch.dtype
 ) -> None:

@@ -1,5 +1,7 @@
 """However sequences are cut into steps and put beside each other, they have the same bits."""
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("hypothesis")
@@ -91,3 +93,43 @@ def test_sequences_that_read_one_state_continue_it_apart(layer: Layer) -> None:
         assert torch.equal(each.output(), expected)
         assert_same_state(cache, each.block, state, 1)
     assert_same_state(cache, 1, _whole(layer, sequence, 9)[1], 1)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_saves_at_other_positions_than_the_rows_are_ignored(layer: Layer) -> None:
+    sequence = StateSequence(layer.inputs(30, seed=1))
+    cache = layer.cache(7)
+    run_step(layer, cache, [Row(sequence, 9, writes=1)])
+    saves = [(3, 2), (9, 3), (20, 4), (21, 5), (10, 6)]
+    run_step(layer, cache, [Row(sequence, 11, writes=1, saves=saves)], num_saves=6)
+    for position, block in saves:
+        if 9 < position <= 20:
+            assert_same_state(cache, block, _whole(layer, sequence, position)[1], 1)
+        else:
+            assert all(part is None or part[block].isnan().all() for part in cache)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_any_number_of_threads_gives_the_same_bits(layer: Layer) -> None:
+    lengths = [1, 70, 1, 7]
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            sequences = [StateSequence(layer.inputs(n, seed=i)) for i, n in enumerate(lengths)]
+            cache = layer.cache(6)
+            rows = [
+                Row(sequence, n, writes=i + 1)
+                for i, (sequence, n) in enumerate(zip(sequences, lengths, strict=True))
+            ]
+            rows[1] = replace(rows[1], saves=[(33, 5)])
+            run_step(layer, cache, rows)
+            results.append((sequences, cache))
+    finally:
+        torch.set_num_threads(threads)
+    (sequences, cache), (others, other_cache) = results
+    for sequence, other in zip(sequences, others, strict=True):
+        assert torch.equal(sequence.output(), other.output())
+    for block in range(6):
+        assert_same_state(cache, block, other_cache, block)
