@@ -99,6 +99,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # prompt tokens that were looked up in the prefix cache
         self.num_prefix_hits = 0  # those of them found
+        self.num_prefix_lost = 0  # those of them whose KV was found, but no state behind them
         self.unfinished: dict[int, dict[int, Request]] = {}
         self._running_slots: NDArray[np.int32] | None = None  # of `running`, if it is unchanged
         self._swap_out: dict[int, int] = {}  # in the next step: block of the host -> of the device
@@ -219,6 +220,7 @@ class Scheduler:
             if self.kv_cache.prefix_cache.enabled and not (is_fork or request.prompt_scores):
                 self.num_prefix_queries += request.num_prompt_tokens
                 self.num_prefix_hits += admitted.start
+                self.num_prefix_lost += admitted.prefix.num_lost
         step.copies.extend(copies)
         step.swap_in.extend(self.kv_cache.swap_in(request, admitted.prefix.tables))
         slot = self.slots.assign(request)

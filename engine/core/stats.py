@@ -153,15 +153,17 @@ class StatsRecorder:
             num_preemptions=scheduler.num_preemptions,
             num_prefix_queries=scheduler.num_prefix_queries,
             num_prefix_hits=scheduler.num_prefix_hits,
+            num_prefix_lost=scheduler.num_prefix_lost,
             **self._drafted,
         )
         deltas, self._reported = totals - self._reported, totals
         finished, self._num_finished = dict(self._num_finished), Counter()
-        pool = scheduler.kv_cache.pool
+        pool, states = scheduler.kv_cache.pool, scheduler.kv_cache.states
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=sum(map(len, scheduler.unfinished.values())) - len(scheduler.running),
             kv_cache_usage=1 - pool.num_free / pool.num_usable,
+            num_state_checkpoints=0 if states is None else states.pool.num_cached,
             expert_imbalance=self._expert_imbalance(expert_counts),
             num_finished=finished,
             histograms={

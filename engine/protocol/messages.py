@@ -221,11 +221,13 @@ class Stats(msgspec.Struct, frozen=True, tag="stats"):
     kv_cache_usage: float  # 0..1
     # Of the layer where it is highest: choices of the busiest expert, over the mean of its experts.
     expert_imbalance: float = 0.0
+    num_state_checkpoints: int = 0  # now, of layers that keep states
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
     num_preemptions: int = 0
     num_prefix_queries: int = 0  # prompt tokens looked up in the prefix cache
     num_prefix_hits: int = 0  # prompt tokens found there
+    num_prefix_lost: int = 0  # prompt tokens whose KV was there, but no state behind them
     num_drafts: int = 0  # draft sequences, each of one or more tokens
     num_draft_tokens: int = 0  # tokens of the drafts
     num_accepted_tokens: int = 0  # draft tokens that were accepted

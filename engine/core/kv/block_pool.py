@@ -43,6 +43,11 @@ class BlockPool:
         """Blocks that sequences can hold: all but the null block."""
         return self.num_blocks - 1
 
+    @property
+    def num_cached(self) -> int:
+        """Blocks, in use or free, that are found by their content."""
+        return len(self._block_of)
+
     def ref_count(self, block_id: int) -> int:
         """Return how many sequences refer to a block."""
         return self._ref_counts[block_id]

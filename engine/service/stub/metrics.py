@@ -238,9 +238,17 @@ class EngineMetrics:
             "trident:expert_imbalance",
             "Load of the busiest expert over the mean load, in the layer where that is highest.",
         )
+        self._gauges["num_state_checkpoints"] = board.gauge(
+            "trident:state_checkpoints",
+            "Checkpoints of states that prompts can begin with.",
+        )
         self._counters = {
             field: board.counter(f"vllm:{name}", text) for field, (name, text) in _COUNTERS.items()
         }
+        self._counters["num_prefix_lost"] = board.counter(
+            "trident:prefix_cache_lost_tokens_total",
+            "Tokens whose KV was found in the prefix cache, but no state behind them.",
+        )
         self._finished = {
             reason: board.counter(
                 "vllm:request_success_total", "Sequences that have ended.", finished_reason=reason
