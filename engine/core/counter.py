@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_COUNTERS = 3  # in `Request.counters`
+NUM_COUNTERS = 4  # in `Request.counters`
 
 
 class _Counted(Protocol):

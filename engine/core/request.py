@@ -58,11 +58,14 @@ class Request:
         num_tokens: length of `token_ids`.
         num_computed_tokens: tokens in the KV cache, when the steps in flight are over.
         num_released_tokens: output tokens released to the client.
+        num_state_tokens: tokens that its state has consumed, in layers that keep one: those of
+            `num_computed_tokens` but drafts that were accepted in the last step.
     """
 
     num_tokens = Counter(0)
     num_computed_tokens = Counter(1)
     num_released_tokens = Counter(2)
+    num_state_tokens = Counter(3)
     waits = False
     is_beam = False
 

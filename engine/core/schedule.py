@@ -101,15 +101,21 @@ class StateBlocks:
     the first token, is not written.
 
     Attributes:
-        reads: int32 [B], the state after the tokens before those of the step.
-        writes: int32 [B], where the state after them goes; may be the block that is read.
+        reads: int32 [B], the state after `done` tokens of the sequence; those after them and before
+            the step's are drafts that were accepted, whose inputs it has, too.
+        writes: int32 [B], where the state after the known tokens of the step goes; may be the block
+            that is read.
         saves: int32 [B, MOST_SAVES, 2], a position and the block that gets the state after so many
             tokens, too; -1 for none.
+        done: int32 [B].
+        kept: int32 [B], known tokens of the step: all but its drafts.
     """
 
     reads: Int32s
     writes: Int32s
     saves: Int32s
+    done: Int32s
+    kept: Int32s
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,8 @@ class ScheduleBuilder:
         block_writes: changes of block tables, by slot and group.
         swap_out, copies, swap_in: blocks to move before the step.
         state_saves: of slots whose rows write checkpoints, their positions and blocks.
-        chunks: of slots that compute several tokens, where these begin and end; of a model whose
-            layers keep states.
+        chunks: of slots that compute several known tokens, where these begin and end; of a model
+            whose layers keep states.
     """
 
     def __init__(self, states: SeqSlots, *, keeps_states: bool = False) -> None:
@@ -111,7 +111,7 @@ class ScheduleBuilder:
         self._states = states
         self._keeps_states = keeps_states
         # The first columns of `SchedulerOutput`, in parts.
-        self._rows: list[tuple[Int32s, Int32s, NDArray[np.bool_], Int32s]] = []
+        self._rows: list[tuple[NDArray[Any], ...]] = []
         self.num_tokens = 0
         self.new_requests = NewRequestDataBuilder()
         self.block_writes: dict[tuple[int, int], BlockWrite] = {}
@@ -150,17 +150,26 @@ class ScheduleBuilder:
         states = self._states
         ends = states.num_computed_tokens[slots] + num_tokens
         states.num_computed_tokens[slots] = ends
-        if self._keeps_states:
-            for row in (num_tokens > 1).nonzero()[0].tolist():
-                end = int(ends[row])
-                self.chunks[int(slots[row])] = end - int(num_tokens[row]), end
         ends = ends - num_drafts  # of what is known
         num_unread = states.num_unread_tokens[slots]
         wants_token = ends == states.num_tokens[slots] + num_unread
         states.num_unread_tokens[slots] = num_unread + wants_token + num_drafts
         num_output_tokens = ends - states.num_prompt_tokens[slots]
-        self._rows.append((slots, num_tokens, wants_token, num_output_tokens))
+        columns = slots, num_tokens, wants_token, num_output_tokens
+        self._rows.append((*columns, *self._advance_states(slots, ends, num_tokens - num_drafts)))
         self.num_tokens += int(num_tokens.sum())
+
+    def _advance_states(
+        self, slots: Int32s, ends: Int32s, num_known: Int32s
+    ) -> tuple[NDArray[Any], ...]:
+        """Return `done` and `kept` of `StateBlocks`, of rows that take their states to `ends`."""
+        if not self._keeps_states:
+            return ()
+        done = self._states.num_state_tokens[slots]
+        self._states.num_state_tokens[slots] = ends
+        for row in (num_known > 1).nonzero()[0].tolist():
+            self.chunks[int(slots[row])] = int(done[row]), int(ends[row])
+        return done, num_known
 
     def add_save(self, request: Request, position: int, states: StateManager) -> bool:
         """Let the row of a request write a checkpoint, if it passes the position; return whether.
@@ -183,11 +192,13 @@ class ScheduleBuilder:
         columns: Sequence[NDArray[Any]] = self._rows[0]
         if len(self._rows) > 1:
             columns = [np.concatenate(parts) for parts in zip(*self._rows, strict=True)]
-        slots, num_tokens, wants_token, num_output_tokens = columns
+        slots, num_tokens, wants_token, num_output_tokens, *states = columns
         num_decodes = len(slots)
         if self.num_tokens > num_decodes or np.count_nonzero(wants_token) < num_decodes:
             order = np.argsort(2 * (num_tokens > 1) + ~wants_token, kind="stable")
-            slots, num_tokens, wants_token, num_output_tokens = (each[order] for each in columns)
+            slots, num_tokens, wants_token, num_output_tokens, *states = (
+                each[order] for each in columns
+            )
             num_decodes = int(np.searchsorted(num_tokens, 2))
         return SchedulerOutput(
             slots,
@@ -200,10 +211,10 @@ class ScheduleBuilder:
             swap_out=_block_pairs(self.swap_out),
             copies=_block_pairs(self.copies),
             swap_in=_block_pairs(self.swap_in),
-            states=self._state_blocks(slots) if self._keeps_states else None,
+            states=self._state_blocks(slots, *states) if self._keeps_states else None,
         )
 
-    def _state_blocks(self, slots: Int32s) -> StateBlocks:
+    def _state_blocks(self, slots: Int32s, done: Int32s, kept: Int32s) -> StateBlocks:
         """Return the states that the rows read and write; the next step reads what they write."""
         columns = self._states
         reads, writes = columns.state_reads[slots], columns.state_writes[slots]
@@ -212,7 +223,7 @@ class ScheduleBuilder:
         for row, slot in enumerate(slots.tolist()):
             if found := self.state_saves.get(slot):
                 saves[row, : len(found)] = found
-        return StateBlocks(reads, writes, saves)
+        return StateBlocks(reads, writes, saves, done, kept)
 
 
 def block_writes(writes: Sequence[BlockWrite]) -> BlockWrites:

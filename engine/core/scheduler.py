@@ -161,7 +161,7 @@ class Scheduler:
             runs = states.serial[slots] != FREE
             slots, num_new, num_drafts = slots[runs], num_new[runs], num_drafts[runs]
         self._beams.rewrite(step)
-        self._save_states(slots, num_new, step)
+        self._save_states(slots, num_new - num_drafts, step)
         step.add(slots, num_new, num_drafts)
         for slot in slots[num_new - num_drafts > 1].tolist():
             request = states.owner(slot)
@@ -171,11 +171,15 @@ class Scheduler:
     def _save_states(
         self, slots: NDArray[np.int32], num_new: NDArray[np.int32], step: ScheduleBuilder
     ) -> None:
-        """Choose the checkpoints of states that the rows of `step` write."""
+        """Choose the checkpoints of states that the rows of `step` write.
+
+        Args:
+            num_new: how many known tokens they compute.
+        """
         if (states := self.kv_cache.states) is None or not self.kv_cache.prefix_cache.enabled:
             return
-        starts = self.slots.num_computed_tokens[slots]
-        ends = starts + num_new
+        starts = self.slots.num_state_tokens[slots]
+        ends = self.slots.num_computed_tokens[slots] + num_new
         for row in (ends // states.interval > starts // states.interval).nonzero()[0].tolist():
             slot = int(slots[row])
             saves = states.save(self.slots.owner(slot), int(starts[row]), int(ends[row]))

@@ -24,8 +24,8 @@ class SeqSlots:
 
     Attributes:
         token_ids: int32 [S, max_model_len], prompt, then output as far as it has been read.
-        num_tokens, num_computed_tokens, num_released_tokens, num_prompt_tokens, max_num_tokens:
-            int32 [S], as the attributes of `Request`.
+        num_tokens, num_computed_tokens, num_released_tokens, num_state_tokens, num_prompt_tokens,
+            max_num_tokens: int32 [S], as the attributes of `Request`.
         num_unread_tokens: int32 [S], tokens sampled by steps in flight: on the device alone.
         capacity: int32 [S], tokens up to which the sequence can write into its blocks.
         reserved: int32 [S], the same for its blocks in groups of layers without a window.
@@ -54,7 +54,8 @@ class SeqSlots:
         self.token_ids = np.zeros((num_slots, max_model_len), dtype=np.int32)
         self._block_size = block_size
         self._counters = np.zeros((NUM_COUNTERS, num_slots), dtype=np.int32)
-        self.num_tokens, self.num_computed_tokens, self.num_released_tokens = self._counters
+        self.num_tokens, self.num_computed_tokens = self._counters[:2]
+        self.num_released_tokens, self.num_state_tokens = self._counters[2:]
         ints = np.zeros((9, num_slots), dtype=np.int32)
         self.num_unread_tokens, self.num_prompt_tokens, self.max_num_tokens = ints[:3]
         self.capacity, self.reserved, self.index, self.skips_special_tokens = ints[3:7]

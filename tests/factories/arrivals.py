@@ -85,8 +85,6 @@ def schedulers(**changes: st.SearchStrategy[Any]) -> st.SearchStrategy[Scheduler
         "spare_states": st.one_of(st.none(), st.integers(0, 12)),
         "state_interval": st.sampled_from([4, 8]),
     }
-    if "proposer" in changes:
-        arguments["spare_states"] = st.none()
     return st.builds(_scheduler, **{**arguments, **changes})
 
 

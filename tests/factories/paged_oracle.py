@@ -83,6 +83,27 @@ class Slot:
         return self.finish_reason
 
 
+MOST_INPUTS = 16  # that a block keeps: beyond the most drafts of a step
+
+
+@dataclass
+class State:
+    """What a block of layers that keep states holds.
+
+    Attributes:
+        consumed: hash of the tokens that the state has consumed.
+        inputs: of the newest tokens, drafts included, which are kept to consume them later.
+    """
+
+    consumed: bytes
+    inputs: list[int]
+
+    @classmethod
+    def after(cls, token_ids: Sequence[int], num_drafts: int = 0) -> "State":
+        known = token_ids[: len(token_ids) - num_drafts]
+        return cls(chain(known) if known else b"", list(token_ids)[-MOST_INPUTS:])
+
+
 @dataclass
 class Row:
     """A row of a step."""
@@ -108,7 +129,7 @@ class PagedOracle:
         self.num_wasted_rows = 0
         self.num_computed_tokens = 0
         self.blocks = BlockStore(self.block_size)
-        self._states: dict[int, bytes] = {NULL_BLOCK: chain([])}
+        self._states = {NULL_BLOCK: State(b"", [])}
         self._slots: dict[int, Slot] = {}
         self.in_flight: deque[SamplerOutput] = deque()
         self._start = time.monotonic()
@@ -191,15 +212,17 @@ class PagedOracle:
         """Read the state of each row, and write it and its checkpoints; rows run in any order."""
         assert self.scheduler.kv_cache.states is not None
         pool = self.scheduler.kv_cache.states.pool
-        written: dict[int, bytes] = {}
+        written: dict[int, State] = {}
         read: dict[int, int] = {}
         for index, row in enumerate(rows):
-            start = row.slot.num_computed_tokens
+            slot, start = row.slot, row.slot.num_computed_tokens
             reads, writes = int(states.reads[index]), int(states.writes[index])
-            blocks = {writes: row.end}
+            done, end = int(states.done[index]), start + int(states.kept[index])
+            assert end == row.end - len(slot.drafts)
+            blocks = {writes: end}
             for position, block in states.saves[index].tolist():
                 if block >= 0:
-                    assert start < position <= row.end
+                    assert done < position <= end
                     assert block not in blocks
                     blocks[block] = position
             # Also of a row that turns out to be idle: the host knows of no other blocks.
@@ -208,15 +231,24 @@ class PagedOracle:
                 assert not pool.is_cached(block), "a checkpoint is written"
                 assert pool.ref_count(block) > 0
                 assert block not in written, "two rows write a block"
-                written[block] = chain(row.slot.token_ids[:position])
-                if row.slot.finish_reason != RUNNING:
-                    del written[block]
+                written[block] = State.after(slot.token_ids[:position])
             if reads != writes:
                 read[reads] = index
-            if row.slot.finish_reason == RUNNING:
-                assert self._states.get(reads) == chain(row.slot.token_ids[:start]), (
-                    f"a foreign state is read at {start} from {reads}"
-                )
+            if slot.finish_reason != RUNNING:
+                for block in blocks:
+                    del written[block]
+                continue
+            written[writes] = State.after([*slot.token_ids[:end], *slot.drafts], len(slot.drafts))
+            found = self._states[reads]
+            assert found.consumed == State.after(slot.token_ids[:done]).consumed, (
+                f"a foreign state is read at {start} from {reads}"
+            )
+            # The inputs may have drafts behind them that were not accepted.
+            replayed = slot.token_ids[done:start]
+            ends = range(len(found.inputs) + 1)
+            assert not replayed or any(
+                found.inputs[:last][-len(replayed) :] == replayed for last in ends
+            ), f"inputs of accepted drafts are lost at {start}"
         assert not read.keys() & written.keys(), "a row reads what another writes"
         self._states |= written
 

@@ -94,6 +94,7 @@ class StateManager:
             self.pool.share([block_id])
         request.kv.state = block_id
         request.kv.checkpoint = position
+        request.num_state_tokens = position
 
     def has_room(self, request: Request, block_id: int) -> bool:
         """Whether there is a block for a waiting request, which begins with the state in another.
@@ -136,7 +137,8 @@ class StateManager:
 
     def fork(self, parent: Request, child: Request) -> None:
         """Let `child` start with the state of `parent`, which has consumed as many tokens."""
-        self.begin(child, parent.kv.state, parent.kv.checkpoint)
+        self.begin(child, parent.kv.state, parent.num_state_tokens)
+        child.kv.checkpoint = parent.kv.checkpoint
 
     def free(self, request: Request) -> None:
         """Give up the blocks of a request; checkpoints stay until they are evicted."""
@@ -146,10 +148,10 @@ class StateManager:
         self.pool.release(kv.saves.values())
         kv.state = kv.state_read = NULL_BLOCK
         kv.saves = {}
-        kv.trailing = kv.checkpoint = 0
+        kv.trailing = kv.checkpoint = request.num_state_tokens = 0
 
     def save(self, request: Request, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the checkpoints that a step writes which computes the tokens `start` to `end`.
+        """Return the checkpoints that a step writes which takes the state from `start` to `end`.
 
         Each is a position and the block that gets the state after so many tokens. There are fewer
         where no block is free.
