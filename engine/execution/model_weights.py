@@ -30,7 +30,7 @@ from engine.models.process_weights import (
 )
 from engine.models.spec import ModelSpec, MoE
 from engine.quantization.registry import read_quantization, while_loading
-from engine.weights import check_weights, initialise_weights, with_stored_head
+from engine.weights import as_stored, check_weights, initialise_weights
 
 
 def return_freed_memory() -> None:
@@ -87,7 +87,7 @@ def load_weights(
             param="quantization",
         )
     if not is_dummy:
-        spec = with_stored_head(spec, checkpoint)
+        spec = as_stored(spec, checkpoint)
     build = partial(build_model, max_model_len=max_model_len, dtype=dtype, quantization=stored)
     meta = torch.device("meta")  # shapes alone, nothing is allocated
     try:

@@ -11,6 +11,8 @@ from typing import Literal
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
+_ONE_OF_EXPERTS = re.compile(r"\.experts\.\d+\.")
+
 # What a tensor of the experts is of.
 ExpertTensors = Literal["each", "projection", "gates and ups"]
 
@@ -27,7 +29,8 @@ class TensorNames:
         qkv_heads: heads whose queries, keys and values such a `qkv_proj` has side by side; 0: it
             has all queries first, then all keys.
         experts: whether each expert has its own projections, or one tensor has a projection of all
-            of them, or one has all gates and ups, and one all downs, inputs first.
+            of them, or one has all gates and ups, and one all downs, inputs first. None: as each,
+            or as gates and ups; `with_experts_of` finds out.
         outputs_first: where gates and ups are together: outputs first; None: by the shape of each
             tensor.
         gates_first: likewise: the gates of one before its ups, which alternate otherwise.
@@ -43,7 +46,7 @@ class TensorNames:
     prefixes: tuple[str, ...] = ("model.",)
     stacked: tuple[str, ...] = ()
     qkv_heads: int = 0
-    experts: ExpertTensors = "each"
+    experts: ExpertTensors | None = "each"
     outputs_first: bool | None = False
     gates_first: bool = False
     transposed: bool = False
@@ -66,6 +69,13 @@ class TensorNames:
             return prefix + name.removeprefix("model.")
         # A part that is a model of its own has its head beside its decoder.
         return prefix.removesuffix("model.") + name if prefix.endswith(".model.") else name
+
+    def with_experts_of(self, stored: Collection[str]) -> TensorNames:
+        """Return the names with `experts` as a checkpoint with the tensors `stored` has them."""
+        if self.experts is not None:
+            return self
+        of_one = (_ONE_OF_EXPERTS.search(name) and not self.is_ignored(name) for name in stored)
+        return replace(self, experts="each" if any(of_one) else "gates and ups")
 
     def beside_vision(self) -> TensorNames:
         """Return the names of the text part in a checkpoint that has a vision part."""

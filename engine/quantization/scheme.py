@@ -75,7 +75,7 @@ class Quantized:
         activation: ExpertActivation,
         bias: bool,
     ) -> nn.Module:
-        layout, name = self._names.experts, self.path.rpartition(".")[2]
+        layout, name = self._names.experts or "each", self.path.rpartition(".")[2]
         projections = ("gate_proj", "up_proj", "down_proj")
         if layout == "each":
             parts = [f"{name}.{i}.{part}" for i in range(num_experts) for part in projections]
@@ -95,7 +95,7 @@ class Quantized:
         )
         if not formats:
             return plain
-        if self._names.gates_first:
+        if layout == "gates and ups" and self._names.gates_first:
             raise UnsupportedError(
                 f"experts in one tensor ({self._stored_name(name)}) are not "
                 "supported for this architecture",

@@ -9,15 +9,15 @@ code.
 
 from engine.checkpoint.tensor_files.headers import INDEX, SINGLE
 from engine.weights.dummy import fill_with_random_weights
-from engine.weights.head import with_stored_head
 from engine.weights.loader import check_weights, initialise_weights, load_weights
+from engine.weights.stored_spec import as_stored
 
 __all__ = [
     "INDEX",
     "SINGLE",
+    "as_stored",
     "check_weights",
     "fill_with_random_weights",
     "initialise_weights",
     "load_weights",
-    "with_stored_head",
 ]

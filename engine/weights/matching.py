@@ -233,7 +233,7 @@ def match_tensors(
         targets: what `destinations` or `rank_destinations` returned.
         names: how the checkpoint names our tensors.
         tied: whether the LM head shares the embedding's weight; one that is stored is then left
-            out (`with_stored_head` compares them).
+            out (`as_stored` compares them).
 
     Raises:
         CheckpointError: a tensor is missing, unknown, or of a wrong shape or an unsupported dtype.

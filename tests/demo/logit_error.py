@@ -18,7 +18,7 @@ from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.kv_groups import KVGroups
 from engine.models.registry import read_model_spec
-from engine.weights import load_weights, with_stored_head
+from engine.weights import as_stored, load_weights
 
 CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
@@ -91,7 +91,7 @@ class _Sums:
 
 def load_on_cpu(checkpoint: Path, dtype: torch.dtype) -> CausalLM:
     """Return the model of a checkpoint in floating point, before conversion."""
-    spec = with_stored_head(read_model_spec(checkpoint), checkpoint)
+    spec = as_stored(read_model_spec(checkpoint), checkpoint)
     model = build_model(spec, max_model_len=spec.context_length, dtype=dtype, device=CPU)
     load_weights(model, checkpoint)
     return model

@@ -55,7 +55,7 @@ def dummy_logits(path: Path, seed: int, dtype: torch.dtype = torch.float32) -> T
 
     with (
         patch.object(paged_model, "load_weights", fill),
-        patch.object(paged_model, "with_stored_head", lambda spec, _: spec),
+        patch.object(paged_model, "as_stored", lambda spec, _: spec),
     ):
         return PagedModel(path, dtype=dtype).logits(TOKENS, chunks=[40, 1, 49])
 

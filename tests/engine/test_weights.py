@@ -14,7 +14,7 @@ from engine.errors import CheckpointError
 from engine.models.build import build_model
 from engine.models.causal_lm import CausalLM
 from engine.models.registry import read_model_spec
-from engine.weights import INDEX, SINGLE, load_weights, with_stored_head
+from engine.weights import INDEX, SINGLE, as_stored, load_weights
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.errors import refuses
 from tests.factories.exact import ExactModel, assert_as_accurate, decoded_logits
@@ -27,7 +27,7 @@ TOKENS = random.Random(0).choices(range(160), k=30)
 
 
 def _build(path: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
-    config = with_stored_head(read_model_spec(path), path)
+    config = as_stored(read_model_spec(path), path)
     return build_model(config, max_model_len=16, dtype=dtype, device=CPU)
 
 

@@ -20,7 +20,7 @@ from engine.models.process_weights import WeightProcessor, check_deterministic
 from engine.models.registry import read_model_spec
 from engine.models.spec import AttentionSpec
 from engine.quantization.registry import read_quantization
-from engine.weights import load_weights, with_stored_head
+from engine.weights import as_stored, load_weights
 from tests.factories.batches import BatchRow, build_batch
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ class PagedModel:
         expert_parallel: bool = False,
     ) -> None:
         """Process the weights if they are to be deterministic; be a rank of `group`."""
-        self.spec = with_stored_head(read_model_spec(path), path)
+        self.spec = as_stored(read_model_spec(path), path)
         build = partial(
             build_model,
             max_model_len=max_model_len,

@@ -1,13 +1,15 @@
-"""Tied embeddings: whether a checkpoint's head is its embedding, by its tensors, not its config."""
+"""The spec of a checkpoint by its tensors: what `config.json` leaves open, or has wrong."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from engine.checkpoint.tensor_files.elements import hold_equal_values
 from engine.checkpoint.tensor_files.headers import read_headers
+from engine.checkpoint.tensor_files.stored import StoredTensor
 from engine.models.pooling import task_of
 from engine.models.spec import ModelSpec
 from engine.models.tensor_names import EMBEDDING, HEAD
@@ -16,19 +18,31 @@ from engine.weights.matching import require_float
 log = logging.getLogger("trident.engine")
 
 
-def with_stored_head(spec: ModelSpec, path: Path) -> ModelSpec:
-    """Return `spec`, untied where the checkpoint in folder `path` has a head of its own.
+def as_stored(spec: ModelSpec, path: Path) -> ModelSpec:
+    """Return `spec` as the tensors of the checkpoint in folder `path` have it.
 
-    Configurations may tie a head that differs from the embedding: transformers 5 writes so of every
-    model with a vision part, and uses both tensors too. A decoder that is stored alone, to embed
-    texts, has no head: it is tied, whatever is said.
+    It is untied where the checkpoint has a head of its own. Configurations may tie a head that
+    differs from the embedding: transformers 5 writes so of every model with a vision part, and uses
+    both tensors too. A decoder that is stored alone, to embed texts, has no head: it is tied,
+    whatever the configuration has.
+
+    Experts that may be stored in several ways are named as they are in this checkpoint.
 
     Raises:
         CheckpointError: a file is missing or broken, or one of both is not of floats.
     """
-    if not spec.tie_word_embeddings and task_of(path, spec.architecture).generates:
+    generates = task_of(path, spec.architecture).generates
+    if spec.tensor_names.experts is not None and generates and not spec.tie_word_embeddings:
         return spec
-    stored, names = read_headers(path), spec.tensor_names
+    stored = read_headers(path)
+    spec = replace(spec, tensor_names=spec.tensor_names.with_experts_of(stored))
+    if spec.tie_word_embeddings or not generates:
+        return _with_stored_head(spec, stored)
+    return spec
+
+
+def _with_stored_head(spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> ModelSpec:
+    names = spec.tensor_names
     prefix = names.find_prefix(stored)
     if not spec.tie_word_embeddings:
         is_alone = prefix == "" and names.of(HEAD, prefix) not in stored
