@@ -96,13 +96,18 @@ def random_model(
 
 @torch.no_grad()
 def _randomise_norms_and_biases(model: PreTrainedModel) -> None:
-    """Transformers initialises them to 1 and 0, which would hide an implementation without them."""
+    """Transformers initialises them to 1 and 0, which would hide an implementation without them.
+
+    And linear attention so that it forgets a token at once, which would hide one without its state.
+    """
     # Some biases of routers are buffers.
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         if "norm" in name or ".ln_" in name:  # GPT-2's
             tensor.normal_(1.0, 0.2)
         elif name.endswith("bias"):
             tensor.normal_(0.0, 0.3)
+        elif name.endswith("A_log"):
+            tensor.uniform_(-5.0, 0.0)  # remembers from two to some hundred tokens
 
 
 def write_random_checkpoint(size: str, folder: Path) -> None:

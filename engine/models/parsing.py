@@ -27,6 +27,8 @@ FULL = "full_attention"
 SLIDING = "sliding_attention"
 NO_WINDOWS = {"use_sliding_window": False}  # where the field switches them on
 
+MOST_TAPS = 256  # of a short convolution; that of all models is at most 4 or so
+
 _MOST_LAYERS = 4096  # more than the largest models have by far
 _MOST_EXPERTS = 4096  # that `kernels.experts.routing` takes
 
@@ -78,6 +80,10 @@ def model_spec(
         others: attributes that few models have.
     """
     layers = tuple(layers)
+    if not any(isinstance(layer.mixer, AttentionSpec) for layer in layers):
+        raise fields.unsupported(
+            "layer_types", "must have a layer with attention; a model without one is not supported"
+        )
     if context_length is None:
         context_length = max(
             _scaled_context_length(fields, each.mixer.rope)
@@ -111,9 +117,12 @@ def text_part(fields: Fields) -> Fields | None:
     if text is None:
         return None
     # The whole model's field decides whether its head is tied, whatever the part's own is: both are
-    # wrong in some checkpoints (`with_stored_head`).
-    tied = "tie_word_embeddings"
-    return fields.under(text.without(tied) if tied in fields else text)
+    # wrong in some checkpoints (`as_stored`).
+    names = ("tie_word_embeddings", "tie_embedding")
+    if any(name in fields for name in names):
+        for name in names:
+            text = text.without(name)
+    return fields.under(text)
 
 
 def num_layers(fields: Fields) -> int:

@@ -128,6 +128,8 @@ def experts_of(spec: ModelSpec, name: str) -> ShardRange | None:
 
 def max_ranks(spec: ModelSpec, *, expert_parallel: bool = False) -> int:
     """Return into how many ranks the whole model `spec` can be cut."""
+    if spec.state_shapes:
+        return 1
     return min(spec.vocab_size, *(_most_of(layer, expert_parallel) for layer in spec.layers))
 
 

@@ -19,6 +19,7 @@ from engine.weights import fill_with_random_weights, initialise_weights, load_we
 from engine.weights.matching import destinations
 from tests.factories import paged_model
 from tests.factories.checkpoints import ARCHITECTURES, write_checkpoint
+from tests.factories.families import FAMILIES
 from tests.factories.paged_model import PagedModel
 
 CPU = torch.device("cpu")
@@ -68,6 +69,18 @@ def test_logits_are_finite_and_varied(
     logits = dummy_logits(shape_only(tmp_path, architecture), 0, dtype)
     assert logits.isfinite().all()
     assert 0.5 < logits.std() < 2
+    assert len(logits.argmax(-1).unique()) > len(TOKENS) / 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", ["lfm2", "lfm2-moe", "qwen3.5", "qwen3.5-moe"])
+def test_logits_of_hybrids_are_finite_and_varied(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    architecture, fields = FAMILIES[family]
+    logits = dummy_logits(shape_only(tmp_path, architecture, **fields), 0, dtype)
+    assert logits.isfinite().all()
+    assert 0.5 < logits.std() < 4  # norms with a unit offset scale by 2
     assert len(logits.argmax(-1).unique()) > len(TOKENS) / 4
 
 

@@ -24,6 +24,20 @@ QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 
 GEMMA = {**LLAMA, "architectures": ["GemmaForCausalLM"], "num_key_value_heads": 2}
 MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 2}
 LONGROPE = {"type": "longrope", "short_factor": [1, 2, 3], "long_factor": [1, 2, 3, 4]}
+LFM2 = {
+    **LLAMA,
+    "architectures": ["Lfm2ForCausalLM"],
+    "full_attn_idxs": [1, 3],
+}
+QWEN3_5 = {
+    **LLAMA,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"]}
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from tests.factories.checkpoints import OMIT
-from tests.factories.vision_families import EXPERTS, MINISTRAL3, MOE, VISION_FAMILIES, WINDOW
+from tests.factories.vision_families import (
+    EXPERTS,
+    MINISTRAL3,
+    MOE,
+    QWEN3_5,
+    QWEN3_5_MOE,
+    VISION_FAMILIES,
+    WINDOW,
+)
 
 _LONGROPE = {
     "rope_type": "longrope",
@@ -23,6 +31,15 @@ _GPT2 = {
     "n_positions": 128,
     "head_dim": OMIT,
     "num_key_value_heads": OMIT,
+}
+_LFM2 = {
+    "num_hidden_layers": 5,
+    "head_dim": OMIT,
+    "norm_eps": 1e-4,
+    "conv_L_cache": 3,
+    "conv_bias": True,
+    "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
 }
 _GRANITE = {
     "embedding_multiplier": 3.0,
@@ -164,6 +181,37 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybridForCausalLM",
         {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},
     ),
+    "lfm2": (
+        "Lfm2ForCausalLM",
+        # Two thirds of 96 are 64, 1.6 times those 102, and the next multiple of 16 is 112.
+        {**_LFM2, "block_ffn_dim_multiplier": 1.6, "block_multiple_of": 16},
+    ),
+    "lfm2-moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            **_LFM2,
+            "conv_L_cache": 4,
+            "conv_bias": False,
+            "num_dense_layers": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "lfm2-moe-without-bias": (
+        "Lfm2MoeForCausalLM",
+        {
+            **_LFM2,
+            "num_dense_layers": 0,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "use_expert_bias": False,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": False,
+        },
+    ),
     "llama": ("LlamaForCausalLM", {}),
     "ministral": (
         "MinistralForCausalLM",
@@ -210,6 +258,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**MOE, "norm_topk_prob": True}),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3.5": ("Qwen3_5ForCausalLM", {**QWEN3_5, "attention_bias": True}),
+    "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", {**QWEN3_5, **QWEN3_5_MOE}),
     "seed-oss": ("SeedOssForCausalLM", {"attention_out_bias": True, "head_dim": 24}),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
     "stablelm": ("StableLmForCausalLM", {"use_qkv_bias": True}),

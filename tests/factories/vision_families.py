@@ -24,6 +24,24 @@ MINISTRAL3 = {
         "llama_4_scaling_beta": 0.6,
     },
 }
+QWEN3_5 = {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 100.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+QWEN3_5_MOE = {**MOE, "intermediate_size": OMIT, "shared_expert_intermediate_size": 48}
 _VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -49,6 +67,15 @@ VISION_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3-vision": (
         "Gemma3ForConditionalGeneration",
         {"sliding_window": WINDOW, "query_pre_attn_scalar": 24, "vision_config": _VISION},
+    ),
+    "lfm2-vl": (
+        "Lfm2VlForConditionalGeneration",
+        {
+            "model_type": "lfm2",
+            "head_dim": OMIT,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "vision_config": {**_VISION, "model_type": "siglip2_vision_model", "num_patches": 16},
+        },
     ),
     "llava": (
         "LlavaForConditionalGeneration",
@@ -94,5 +121,13 @@ VISION_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _SECTIONS,
             "vision_config": _QWEN_VISION,
         },
+    ),
+    "qwen3.5-vision": (
+        "Qwen3_5ForConditionalGeneration",
+        {**QWEN3_5, "vision_config": _QWEN_VISION},
+    ),
+    "qwen3.5-moe-vision": (
+        "Qwen3_5MoeForConditionalGeneration",
+        {**QWEN3_5, **QWEN3_5_MOE, "vision_config": _QWEN_VISION},
     ),
 }

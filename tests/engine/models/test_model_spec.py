@@ -7,10 +7,28 @@ import torch
 
 from engine.layers.rope import DefaultRope, DynamicRope, LinearRope, Llama3Rope, YarnRope
 from engine.models.registry import read_model_spec
-from engine.models.spec import AttentionSpec, Gated, LayerSpec, ModelSpec, NormSpec
+from engine.models.spec import (
+    AttentionSpec,
+    ConvSpec,
+    DeltaSpec,
+    Gated,
+    LayerSpec,
+    ModelSpec,
+    MoE,
+    NormSpec,
+)
 from engine.models.tensor_names import TensorNames
 from tests.factories.checkpoints import ARCHITECTURES, ROPES, write_checkpoint
-from tests.factories.configurations import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3, read_configuration
+from tests.factories.configurations import (
+    GEMMA,
+    LFM2,
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_5,
+    read_configuration,
+)
 
 CWM = {**LLAMA, "architectures": ["CwmForCausalLM"]}
 EXAONE4 = {**LLAMA, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 2}
@@ -26,7 +44,124 @@ LLAVA = {  # as LLaVA 1.5 says it
     "architectures": ["LlavaForConditionalGeneration"],
     "text_config": {"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 32064},
 }
+LFM2_VL = {
+    "architectures": ["Lfm2VlForConditionalGeneration"],
+    "text_config": {**LFM2, "tie_embedding": True},
+}
+LFM2_8B_A1B = {  # as Liquid AI has published it
+    "architectures": ["Lfm2MoeForCausalLM"],
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "max_position_embeddings": 128000,
+    "moe_intermediate_size": 1792,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "routed_scaling_factor": 1.0,
+    "tie_embedding": True,
+    "use_expert_bias": True,
+    "vocab_size": 65536,
+}
+LFM2_1_2B = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "block_auto_adjust_ff_dim": True,
+    "block_dim": 2048,
+    "block_ff_dim": 12288,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_multiple_of": 256,
+    "block_norm_eps": 1e-05,
+    "block_use_swiglu": True,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 2048,
+    "conv_dim_out": 2048,
+    "eos_token_id": 7,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "hidden_size": 2048,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-05,
+    "num_attention_heads": 32,
+    "num_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16",
+    "use_pos_enc": True,
+    "vocab_size": 65536,
+}
+QWEN3_5_0_8B = {  # as Qwen has published it, without the vision part
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "text_config": {
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "dtype": "bfloat16",
+        "eos_token_id": 248044,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 10000000,
+            "rope_type": "default",
+        },
+        "tie_word_embeddings": True,
+        "vocab_size": 248320,
+    },
+    "tie_word_embeddings": True,
+}
 NEOX = {**LLAMA, "architectures": ["GPTNeoXForCausalLM"]}
+
+
+LFM2_ATTENTION = AttentionSpec(
+    *(32, 8, 64),
+    scale=64**-0.5,
+    rope=DefaultRope(1e6),
+    rotary_dim=64,
+    qk_norm=NormSpec("rms", 1e-5),
+)
+LFM2_8B_LAYERS = tuple(
+    LayerSpec(mixer, mlp, NormSpec("rms", 1e-5))
+    for mixer, mlp in zip(
+        (ConvSpec(2048, 3), ConvSpec(2048, 3), LFM2_ATTENTION, ConvSpec(2048, 3)),
+        [Gated(7168)] * 2 + [MoE(32, 4, 1792, scores="sigmoid", chooses_by_bias=True)] * 2,
+        strict=True,
+    )
+)
+QWEN3_5_ATTENTION = AttentionSpec(
+    *(8, 2, 256),
+    scale=1 / 16,
+    rope=DefaultRope(1e7),
+    rotary_dim=64,
+    qk_norm=NormSpec("rms", 1e-6, unit_offset=True),
+    has_gate=True,
+)
 
 
 def test_a_minimal_llama(tmp_path: Path) -> None:
@@ -63,6 +198,23 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
     assert config.kv_bytes_per_token(torch.bfloat16) == 2 * 4 * 2 * 32 * 2
     assert config.kv_bytes_per_token(torch.float32) == 2 * 4 * 2 * 32 * 4
     assert config.kv_bytes_per_token(torch.float8_e4m3fn) == 2 * 4 * 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("fields", "state_mib", "kv_kib"),
+    [
+        (LFM2_1_2B, 10 * 3 * 2048 * 2 / 2**20, 12),
+        (QWEN3_5_0_8B, 18 + 18 * 4 * 6144 * 2 / 2**20, 12),
+    ],
+    ids=["lfm2-1.2b", "qwen3.5-0.8b"],
+)
+def test_state_bytes_of_published_models_are_those_of_the_readme(
+    fields: dict[str, Any], state_mib: float, kv_kib: int, tmp_path: Path
+) -> None:
+    spec = read_configuration(tmp_path, fields)
+    assert spec.state_bytes(torch.bfloat16) == state_mib * 2**20
+    assert spec.kv_bytes_per_token(torch.bfloat16) == kv_kib * 2**10
+    assert len(set(spec.state_shapes)) == 1
 
 
 @pytest.mark.parametrize(
@@ -196,6 +348,35 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
             "first.attention.rotary_dim",
             8,
         ),
+        (LFM2, "first.mixer", ConvSpec(64, 3)),
+        (LFM2, "first.norm", NormSpec("rms", 1e-5)),
+        ({**LFM2, "conv_bias": True, "conv_L_cache": 4}, "first.mixer", ConvSpec(64, 4, bias=True)),
+        (LFM2, "first.mlp", Gated(256)),
+        ({**LFM2, "block_auto_adjust_ff_dim": False}, "first.mlp", Gated(128)),
+        ({**LFM2, "block_ffn_dim_multiplier": None}, "first.mlp", Gated(85)),
+        ({**LFM2, "block_ff_dim": 6656}, "first.mlp", Gated(4608)),
+        ({**LFM2, "intermediate_size": 10752}, "first.mlp", Gated(7168)),
+        (LFM2, "tie_word_embeddings", True),
+        ({**LFM2, "tie_embedding": False}, "tie_word_embeddings", False),
+        ({**LFM2_VL, "tie_embedding": False}, "tie_word_embeddings", False),
+        ({**LFM2_VL, "tie_word_embeddings": False}, "tie_word_embeddings", False),
+        (LFM2_VL, "tie_word_embeddings", True),
+        ({**LFM2, "full_attn_idxs": None}, "state_shapes", ()),
+        (LFM2_1_2B, "first.mlp", Gated(8192)),
+        (LFM2_1_2B, "eos_token_ids", (7,)),
+        (LFM2_1_2B, "attentions", (LFM2_ATTENTION,) * 6),
+        (LFM2_8B_A1B, "first.mlp", Gated(7168)),
+        (LFM2_8B_A1B, "layers", LFM2_8B_LAYERS),
+        (LFM2_8B_A1B, "tie_word_embeddings", True),
+        (QWEN3_5, "first.mixer", DeltaSpec(2, 4, 16, 24, kernel=4, norm_eps=1e-5)),
+        ({**QWEN3_5, "output_gate_type": "swish"}, "first.mixer.gate", "silu"),
+        ({**QWEN3_5, "output_gate_type": "sigmoid"}, "first.mixer.gate", "sigmoid"),
+        (QWEN3_5, "first.norm", NormSpec("rms", 1e-5, unit_offset=True)),
+        (QWEN3_5, "head_dim", 256),
+        ({**QWEN3_5, "full_attention_interval": 1}, "state_shapes", ()),
+        (QWEN3_5_0_8B, "tie_word_embeddings", True),
+        (QWEN3_5_0_8B, "context_length", 262144),
+        (QWEN3_5_0_8B, "attentions", (QWEN3_5_ATTENTION,) * 6),
         (LLAMA, "context_length", 512),
         ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2}}, "context_length", 1024),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.5}}, "context_length", 1280),
