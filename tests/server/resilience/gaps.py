@@ -5,7 +5,9 @@
 8 good streams run through the gateway of `trident serve`. Of each hostile body a row is printed:
 the longest pause of the streams and the growth of the gateway's memory, each beside a plain request
 and beside the hostile one. A pause may have twice the plain one's length and 0.3 s, and the memory
-100 MiB more. At the end 900 requests wait, of one tenant and of 900: the tokens per second.
+100 MiB more. Beside ambiguous and complex grammars streams are cancelled, and small new schemas of
+another tenant are followed: neither may take seconds. At the end 900 requests wait, of one tenant
+and of 900: the tokens per second.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ from client.aio import AsyncTridentClient
 from client.gateway.security.body_limits import MAX_BUFFERED_BYTES
 from engine.demo import CHECKPOINT_DIR
 from tests.server.resilience import report
-from tests.server.resilience.hostile_bodies import HOSTILE, MODEL, WIDE, HostileBody
+from tests.server.resilience.hostile_bodies import GRAMMARS, HOSTILE, MODEL, WIDE, HostileBody
 from tests.server.resilience.launched import launched
 from tests.server.resilience.storm import members
 
@@ -41,6 +44,7 @@ _ROUNDS = 3  # another program may have had the processors
 _NUM_UNFINISHED, _UNFINISHED_BYTES = 60, 9 * MIB
 _NUM_TENANTS, _TENANT_TOKENS, _TENANT_KEY = 900, 16, "a-key-of-the-drill"
 _LEAST_SHARE = 0.8
+MAX_WAIT_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,16 @@ class Gateway:
             connection.request("POST", path, content, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
+
+    def ask_together(self, path: str, bodies: Sequence[bytes]) -> list[int]:
+        """Return the statuses of requests that are sent at once."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            return list(pool.map(lambda body: self.ask(path, body)[0], bodies))
+
+    def flood(self, hostile: HostileBody) -> list[int]:
+        """Send the requests of a hostile body at once; return their statuses."""
+        bodies = [hostile.body() for _ in range(hostile.num_requests)]
+        return self.ask_together(hostile.path, bodies)
 
     @contextmanager
     def unfinished(self, count: int, size: int) -> Iterator[int]:
@@ -161,10 +175,7 @@ class Drill:
         count, answers = hostile.num_requests, Counter[int]()
         bodies = [[hostile.body() for _ in range(count)] for _ in range(_ROUNDS)]
         plain = [hostile.plain_body(len(bodies[0][0]))] * count
-
-        def ask(contents: list[bytes]) -> list[int]:
-            with ThreadPoolExecutor(count) as pool:
-                return list(pool.map(lambda it: self._gateway.ask(hostile.path, it)[0], contents))
+        ask = partial(self._gateway.ask_together, hostile.path)
 
         self._add(
             hostile.name,
@@ -197,6 +208,58 @@ class Drill:
         statuses = ", ".join(f"{status} ({count})" for status, count in answers.items() if count)
         self.rows.append((name, *pauses, *growths, statuses))
         self.problems += [f"{name}: {problem}"] if problem else []
+
+
+async def cancel_seconds(client: AsyncTridentClient, number: int) -> float:
+    """Return the time from a request to cancel a stream until its end."""
+    name = f"cancelled {number}"
+    stream = client.stream("Once", max_tokens=400, ignore_eos=True, request_id=name)
+    await anext(stream)
+    began = time.monotonic()
+    await client.cancel(name)
+    async for _ in stream:
+        pass
+    return time.monotonic() - began
+
+
+async def schema_seconds(client: AsyncTridentClient, number: int) -> float:
+    """Return the time that a stranger waits for a token of a small schema, each time a new one."""
+    schema = {"const": f"schema {time.time_ns()}"}
+    who = {"tenant": "a stranger", "tenant_key": _TENANT_KEY}
+    began = time.monotonic()
+    await client.generate("Once", max_tokens=1, structured_outputs={"json": schema}, **who)
+    return time.monotonic() - began
+
+
+Wait = Callable[[AsyncTridentClient, int], Awaitable[float]]
+
+
+async def longest_wait(url: str, model: str, wait: Wait, flood: Callable[[], object]) -> float:
+    """Wait again and again until `flood` is over, and three times at least; return the longest."""
+    times: list[float] = []
+    async with AsyncTridentClient(url, model=model) as client:
+        sending = asyncio.create_task(asyncio.to_thread(flood))
+        while len(times) < _ROUNDS or not sending.done():
+            times.append(await wait(client, len(times)))
+        await sending
+    return max(times)
+
+
+def waits(url: str, gateway: Gateway) -> list[str]:
+    """Print what others wait for beside floods of grammars; return what is wrong."""
+    rows: list[tuple[object, ...]] = []
+    problems: list[str] = []
+    for what, wait in (("the end of a stream", cancel_seconds), ("a schema", schema_seconds)):
+        times = []
+        for flood in GRAMMARS:
+            send = partial(gateway.flood, flood)
+            times.append(asyncio.run(longest_wait(url, MODEL, wait, send)))
+            if times[-1] > MAX_WAIT_S:
+                problems.append(f"{flood.name}: {times[-1]:.1f} s until {what}")
+        rows.append((what, *(f"{1e3 * each:,.0f}" for each in times)))
+    names = (each.name for each in GRAMMARS)
+    report.show("Longest time in ms that others wait", ("beside", *names), rows)
+    return problems
 
 
 async def tokens_per_second(url: str, num_tenants: int) -> float:
@@ -236,10 +299,11 @@ def main() -> int:
         gateway = Gateway(port, members(running)["gateway"].pid, num_streams=8)
         drill = Drill(gateway)
         with gateway.streaming():
-            for hostile in (*HOSTILE, *WIDE):
+            for hostile in (*HOSTILE, *GRAMMARS, *WIDE):
                 drill.send(hostile)
             drill.send_unfinished()
-        problems = [*drill.problems, *tenants(running.grpc_url)]
+            problems = [*drill.problems, *waits(running.grpc_url, gateway)]
+        problems += tenants(running.grpc_url)
     columns = ("input", "plain, ms", "hostile, ms", "plain, MiB", "hostile, MiB", "answers")
     report.show("Longest pause of 8 streams, growth of the gateway", columns, drill.rows)
     return report.verdict(problems)

@@ -91,14 +91,25 @@ _AMBIGUOUS = "start: s\ns: s s s | s s | /[a-z ]/\n"
 _AMBIGUOUS_TOO = 'start: x\nx: "(" x* ")" | /[a-z]/ | x x\n'
 # The trial of a grammar draws a letter or digit, the request `z`.
 _BEHIND = 'start: /[A-Z0-9]/ | "z" s\ns: s s s | s s | /[a-z ]/\n'
-_BEHIND_LEFT_OUT = {"bad_words": [*ascii_uppercase, *digits]}
 
 
-def _ambiguous(name: str, grammar: str, num_samples: int = 1, **more: Any) -> HostileBody:
-    def make() -> dict[str, Any]:
-        return {"guided_grammar": f"{grammar}// {next(_NUMBERS)}\n", **more}  # new to the server
+def _ambiguous(name: str, grammar: str) -> HostileBody:
+    return _chat(name, lambda: {"guided_grammar": _new(grammar)}, {"min_tokens": 80})
 
-    return _chat(name, make, {"min_tokens": 80, "n": num_samples})
+
+def _unfollowable(name: str, num_samples: int) -> HostileBody:
+    return _chat(name, unfollowable, {"min_tokens": 80, "n": num_samples})
+
+
+def unfollowable() -> dict[str, Any]:
+    """Return fields with a grammar that is ambiguous where its trial does not look."""
+    left_out = [*ascii_uppercase, *digits]
+    return {"guided_grammar": _new(_BEHIND), "bad_words": left_out, "min_tokens": 80}
+
+
+def _new(grammar: str) -> str:
+    """Return a grammar that is new to the server."""
+    return f"{grammar}// {next(_NUMBERS)}\n"
 
 
 def _scored(name: str, num_prompts: int) -> HostileBody:
@@ -136,9 +147,9 @@ HOSTILE: tuple[HostileBody, ...] = (
     _scored("prompt log-probabilities", 40),
 )
 # These take most of a server's slots or queues while they run.
-WIDE: tuple[HostileBody, ...] = (
-    _ambiguous("ambiguous after a token, 8 samples", _BEHIND, 8, **_BEHIND_LEFT_OUT),
-    _ambiguous("ambiguous after a token, 48 samples", _BEHIND, 48, **_BEHIND_LEFT_OUT),
+GRAMMARS: tuple[HostileBody, ...] = (
+    _unfollowable("ambiguous after a token, 8 samples", 8),
+    _unfollowable("ambiguous after a token, 48 samples", 48),
     _chat("40 complex schemas", _complex_schema, num_requests=40),
-    _scored("prompt log-probabilities, just allowed", 25),
 )
+WIDE: tuple[HostileBody, ...] = (_scored("prompt log-probabilities, just allowed", 25),)

@@ -6,6 +6,7 @@ memory of the gateway's process.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -18,8 +19,16 @@ import pytest
 from client.gateway.security.body_limits import MAX_BUFFERED_BYTES
 from engine.launch.ports import pick_free
 from engine.launch.server import TritonServer
-from tests.server.resilience.gaps import MAX_GROWTH, MIB, Gateway, compare
-from tests.server.resilience.hostile_bodies import plain_text
+from tests.server.resilience.gaps import (
+    MAX_GROWTH,
+    MAX_WAIT_S,
+    MIB,
+    Gateway,
+    cancel_seconds,
+    compare,
+    longest_wait,
+)
+from tests.server.resilience.hostile_bodies import plain_text, unfollowable
 from tests.waiting import eventually
 
 USER = {"role": "user", "content": "a"}
@@ -119,3 +128,19 @@ def test_unfinished_bodies_are_bounded_together(gateway: Gateway) -> None:
         assert gateway.cost(greedy).growth < MAX_BUFFERED_BYTES + MAX_GROWTH
         status, answer = gateway.ask("/v1/completions", {"prompt": "a", "max_tokens": 1})
         assert status == 200, answer  # small requests are let in
+
+
+@pytest.mark.server
+def test_cancel_beside_ambiguous_grammars_is_prompt(
+    gateway: Gateway, resilient: TritonServer
+) -> None:
+    body = {**COUNTED, "messages": [USER], "max_tokens": 100, "n": 4, **unfollowable()}
+    answers = []
+
+    def flood() -> None:
+        answers.append(gateway.ask("/v1/chat/completions", body))
+
+    waiting = longest_wait(resilient.grpc_url, "ensemble", cancel_seconds, flood)
+    assert asyncio.run(waiting) < MAX_WAIT_S
+    [(status, answer)] = answers
+    assert (status, "too ambiguous" in answer.decode()) == (400, True), answer

@@ -10,11 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
 from engine.errors import TridentError, UnsupportedError
 from engine.text.grammar.compiler import GrammarCompiler, Sandbox, _await
 from engine.text.grammar.spec import MAX_LITERAL_BYTES, GrammarSpec, GrammarTextError
+from engine.text.grammar.trial import limits_of
 from engine.text.grammar.vocabulary import Vocabulary
 from engine.text.tokenizer import Tokenizer
 from tests.engine.text.grammar.test_ebnf import ARITHMETIC, JSON, SQL
@@ -126,6 +127,36 @@ def test_compile_ambiguous_grammar_is_refused(grammar: str, compiler: GrammarCom
     """The cost of a mask grows with a high power of the length of the text."""
     with pytest.raises(GrammarTextError, match="is too ambiguous: after "):
         compiler.compile(spec(grammar=grammar)).result(timeout=60)
+
+
+@pytest.mark.parametrize("grammar", ['start: "a"', 'root ::= "a" root | "b"'])
+def test_limits_of_rules_of_clients_are_llguidances(grammar: str) -> None:
+    """Its masks take longer with more items in a row, which the rules of a client can cause."""
+    limit = LLParserLimits().max_items_in_row
+    assert limits_of(spec(grammar=grammar)).max_items_in_row == limit
+    assert limits_of(spec(json={})).max_items_in_row > limit  # which is too few for wide objects
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_compile_rules_of_a_client_more_items_than_llguidances_limit_are_refused(
+    is_within: bool, compiler: GrammarCompiler
+) -> None:
+    """One item for each rule that may begin."""
+    numbers = range(LLParserLimits().max_items_in_row + (-100 if is_within else 100))
+    rules = "\n".join(f'a{i}: T "{i}"' for i in numbers)
+    asked = spec(grammar=f"start: {' | '.join(f'a{i}' for i in numbers)}\n{rules}\nT: /[a-z]/")
+    refusal = compiler.compile(asked).exception(timeout=60)
+    assert is_within == (refusal is None)
+    assert is_within or "items; max is" in str(refusal)
+
+
+@pytest.mark.parametrize("num_tokens", [199, 200])
+def test_compile_trial_walks_200_tokens(num_tokens: int, compiler: GrammarCompiler) -> None:
+    """What is wrong with a grammar after so many tokens is found before its request runs."""
+    # The vocabulary has no token of two such letters.
+    asked = spec(grammar=f'start: /[QZ]{{{num_tokens}}}/ r{{17000}}\nr: "b "')
+    refusal = compiler.compile(asked).exception(timeout=60)
+    assert (num_tokens < 200) == ("leaves no choice about" in str(refusal))
 
 
 def test_trials_have_a_lower_priority_than_this_process_whatever_it_has() -> None:
