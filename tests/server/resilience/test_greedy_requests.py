@@ -11,7 +11,9 @@ import json
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -144,3 +146,22 @@ def test_cancel_beside_ambiguous_grammars_is_prompt(
     assert asyncio.run(waiting) < MAX_WAIT_S
     [(status, answer)] = answers
     assert (status, "too ambiguous" in answer.decode()) == (400, True), answer
+
+
+@pytest.mark.server
+def test_more_grammars_than_may_wait_are_refused_and_harm_nobody(gateway: Gateway) -> None:
+    slow = {"type": "string", "allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(1, 30)]}
+    asked = {**COUNTED, "prompt": "a", "max_tokens": 1}
+
+    def ask(**fields: object) -> tuple[int, str]:
+        status, answer = gateway.ask("/v1/completions", {**asked, **fields})
+        return status, json.loads(answer).get("error", {}).get("message", "")
+
+    with ThreadPoolExecutor(100) as pool:
+        first = pool.submit(ask, guided_json=slow)  # until its trial is given up, the others wait
+        answers = list(pool.map(lambda number: ask(guided_regex=f"b{number}"), range(80)))
+    assert first.result()[0] == 400
+    assert Counter(status for status, _ in answers).keys() == {200, 429}
+    said = {message for status, message in answers if status == 429}
+    assert all("characters of grammars reached (guided_regex: waiting " in each for each in said)
+    assert ask(guided_regex="again")[0] == 200
