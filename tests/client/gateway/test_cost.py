@@ -62,3 +62,40 @@ def test_answer_many_pieces_cost_is_linear(
         return gateway.cost(path, {**body, "stream": stream}, memory=False)
 
     assert_linear(cost, 2000)
+
+
+TOOLS = {
+    "/v1/chat/completions": {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]},
+    "/v1/responses": {"input": "a", "tools": [{"type": "function", "name": "f"}]},
+    "/v1/messages": {
+        **MESSAGES,
+        "messages": [USER],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+    },
+}
+
+
+def _calls(count: int, num_pieces: int) -> list[Piece]:
+    """Return `count` calls, whose arguments come in so many pieces each."""
+    pieces: list[Piece] = []
+    for number in range(count):
+        texts = ['{"name": "f", "arguments": {"a": "', *["a word " * 1000] * num_pieces, '"}}']
+        pieces += [Piece({0: text}, section=(number, "tool_call")) for text in texts]
+    last = Piece({0: ""}, finished=(0,), final=True, section=(count, "content"))
+    return [*pieces, last]
+
+
+@pytest.mark.parametrize("shape", ["one call", "many calls"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", TOOLS)
+def test_answer_longer_arguments_of_calls_cost_is_linear(
+    gateway: InProcess, path: str, stream: bool, shape: str
+) -> None:
+    def cost(size: int) -> Cost:
+        count, num_pieces = (1, size) if shape == "one call" else (size // 4, 2)
+        gateway.pieces = _calls(count, num_pieces)
+        found = gateway.cost(path, {**TOOLS[path], "stream": stream}, memory=False)
+        assert found.answer.count(b"word ") >= count * num_pieces * 1000
+        return Cost(found.seconds, found.peak)  # an error must not show the answer
+
+    assert_linear(cost, 600)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+import threading
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from client.gateway.generation import AT_ONCE, Generation, merged
 from client.gateway.openai import logprobs
-from client.protocol import Chunk
+from client.protocol import Chunk, TokenLogprobs
 from tests.client.fake_triton import Piece
 from tests.client.gateway.in_process import InProcess
 
@@ -103,6 +105,34 @@ def test_those_of_an_answer_count(
         assert status == 200
         assert answer.endswith(b"data: [DONE]\n\n")
         assert b'"error"' not in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "builder"),
+    [
+        ("/v1/completions", {"prompt": "a", "prompt_logprobs": 20}, "serving_completions"),
+        ("/v1/chat/completions", {"messages": [USER], "prompt_logprobs": 20}, "serving_chat"),
+    ],
+)
+def test_prompt_logprobs_are_encoded_off_the_event_loop(
+    gateway: InProcess,
+    path: str,
+    body: dict[str, Any],
+    builder: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of a long prompt take a tenth of a second and more, in which others are served."""
+    threads = []
+
+    def noted(positions: Sequence[TokenLogprobs]) -> Raw:
+        threads.append(threading.get_ident())
+        return logprobs.prompt_logprobs(positions)
+
+    monkeypatch.setattr(f"client.gateway.openai.{builder}.prompt_logprobs", noted)
+    gateway.pieces = [Piece({0: "x"}, (0,), True, prompt_logprobs=OF_PROMPT)]
+    assert "choices" in ask(gateway, path, body)
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()  # the loop is this thread's
 
 
 class Endless:
