@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib import request as http
@@ -197,5 +198,7 @@ def test_a_stage_that_dies_is_noticed_at_once(repository: Path) -> None:
             for child in psutil.Process(server.pid).children()
             if child.name().startswith("triton_python")
         )
+        began = time.monotonic()
         assert server.follow(stage.kill) == "the ensemble stage of tritonserver has died"
+        assert time.monotonic() - began < 5
     assert server.log_path.exists()

@@ -12,13 +12,16 @@ import pytest
 from tests.server.resilience.kill_server import GONE_WITHIN_S
 from tests.server.resilience.launched import Running, launched
 from tests.server.resilience.restart import (
+    KILLED_ENDED_WITHIN_S,
     SETTINGS,
     STRIKES,
     begun_streams,
+    is_served,
     restart,
     wrong_ends,
 )
 from tests.server.resilience.service import checkpoint
+from tests.server.resilience.storm import members
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.server
@@ -56,6 +59,21 @@ def test_a_server_that_dies_comes_back_and_its_streams_end_with_an_error(
     running: Running, name: str
 ) -> None:
     assert restart(running, name).problems == []
+
+
+def test_streams_end_at_once_when_the_gateway_is_killed_and_it_comes_back(
+    running: Running,
+) -> None:
+    streams = begun_streams(running, _LONG)
+    server = running.tree.head
+    members(running)["gateway"].kill()
+    began = time.monotonic()
+    for each in streams:
+        each.join(60)
+    assert time.monotonic() - began < KILLED_ENDED_WITHIN_S
+    assert {each.outcome for each in streams} == {"cut off"}  # nobody else has their connections
+    assert eventually(lambda: is_served(running))
+    assert running.tree.head == server
 
 
 @pytest.mark.large
