@@ -75,7 +75,7 @@ class Sandbox:
         assert child is not None
         try:
             reply = _exchange(child, spec.model_dump_json().encode())
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:  # a ValueError: closed, or cut off
             fault = _fault(child, error)
             self.close()
             raise fault from None
@@ -99,7 +99,7 @@ class Sandbox:
             _await(child, _MAX_START_S, _MAX_START_S)
             if _output(child).readline() != b"ready\n":
                 raise EOFError
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError):  # a ValueError: closed meanwhile
             self.close()
             raise TridentError("the process that compiles grammars cannot be started") from None
         return child
@@ -130,7 +130,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(child: subprocess.Popen[bytes], line: bytes) -> dict[str, str]:
-    """Raises TimeoutError, EOFError or another OSError."""
+    """Raises TimeoutError, EOFError, another OSError, or ValueError."""
     _send(child, line)
     _await(child, _MAX_CPU_S, _MAX_WALL_S)
     answer = _output(child).readline()

@@ -263,6 +263,21 @@ def test_a_child_that_cannot_start_is_reported(vocabulary: Vocabulary) -> None:
         sandbox.text_of(spec(regex="a"))
 
 
+def test_a_child_that_is_ended_meanwhile_is_reported(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process ends while another thread waits for a trial."""
+    sandbox = Sandbox(vocabulary)
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.text.grammar.compiler._await", lambda *_: sandbox.close())
+        with pytest.raises(TridentError, match="cannot be started"):
+            sandbox.start()
+    sandbox.start()
+    monkeypatch.setattr("engine.text.grammar.compiler._await", lambda *_: sandbox.close())
+    with pytest.raises(TridentError, match="was killed; try again"):
+        sandbox.text_of(spec(regex="a"))
+
+
 @pytest.fixture
 def child(own_compiler: GrammarCompiler) -> psutil.Process:
     """The process of `own_compiler` that tries grammars."""
