@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine.config.engine_config import EngineConfig
 from engine.core.engine_core import EngineCore
+from engine.core.request import MAX_BYPASSED
 from engine.errors import QueueFullError
 from engine.protocol.messages import AddRequest, SequenceOutput
 from engine.protocol.token_ids import pack_token_ids
+from tests.factories.cores import request
 from tests.factories.outputs import listed
 
 MakeCore = Callable[..., EngineCore]
@@ -153,3 +156,46 @@ def test_best_of_is_not_streamed(make_core: MakeCore) -> None:
     (output,) = listed(core.abort(2))
     assert (output.index, output.finish_reason) == (0, "abort")
     assert run(core) == []
+
+
+def test_step_beams_that_need_all_blocks_beside_endless_traffic_are_answered(
+    make_core: MakeCore,
+) -> None:
+    """Requests of every kind and of other tenants come whenever one has finished."""
+    core = make_core(block_size=16, num_gpu_blocks_override=1 + 16, max_num_seqs=16)
+    search, max_tokens = 0, 24  # with the prompt two blocks of each beam
+    kinds: list[dict[str, object]] = [
+        {},
+        {"n": 2},
+        {"structured_outputs": {"regex": "[a-z ]{5}"}},
+        {"temperature": 1.0},
+    ]
+    others: list[int] = []
+    finished: set[int] = set()
+
+    def step() -> None:
+        outputs = core.step()
+        assert not outputs.failures
+        finished.update(each.uid for each in listed(outputs) if each.finish_reason)
+
+    def fill() -> None:
+        while len(others) - len(finished - {search}) < 12:
+            uid = len(others) + 1
+            others.append(uid)
+            asked = request(uid, 4 + uid % 9, **kinds[uid % len(kinds)])
+            core.add_request(replace(asked, tenant=f"tenant {uid % 5}"))
+
+    fill()
+    step()
+    core.add_request(beams(search, 8, n=8, max_tokens=max_tokens))
+    num_steps = 0
+    while search not in finished:
+        step()
+        fill()
+        num_steps += 1
+        assert num_steps < max_tokens + 4 * MAX_BYPASSED
+    while core.has_unfinished_requests():
+        step()
+    assert finished == {search, *others}
+    core.check_integrity()
+    core.check_idle()
