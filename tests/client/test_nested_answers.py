@@ -1,4 +1,4 @@
-"""What nests up to a million levels in a body, an answer or a file ends nothing but itself."""
+"""What nests up to millions of levels in a body, an answer or a file ends nothing but itself."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from client import ConfigurationError, ServerError, TridentClientError
+from client.gateway.security.body_limits import MAX_BODY_BYTES
 from client.gateway.security.tenants import read_tenants
 from client.gateway.settings import GatewaySettings
 from client.gateway.tool_parsers.registry import TOOL_PARSERS
@@ -98,6 +99,18 @@ def test_body_that_is_nested_is_answered_or_refused(
     reply = ask(gateway, "POST", route, text.encode())
     assert reply.status in (200, 400, 413, 501), reply.body[:500]
     assert reply.status != 200 or depth < 200
+
+
+@BOTH
+@pytest.mark.parametrize("name", BODIES)
+def test_body_nested_as_deep_as_its_size_allows_is_refused(
+    gateway: str, name: str, brackets: tuple[str, str]
+) -> None:
+    route, body = BODIES[name]
+    depth = (MAX_BODY_BYTES - 500) // len("".join(brackets))
+    text = json.dumps(body).replace(f'"{HOLE}"', nested(depth, brackets))
+    reply = ask(gateway, "POST", route, text.encode())
+    assert reply.status in (400, 501), reply.body[:500]
 
 
 @AT_DEPTH

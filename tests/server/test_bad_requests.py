@@ -119,7 +119,11 @@ BAD_HTTP: dict[str, tuple[str, str, bytes | None, dict[str, str]]] = {
     "no-json": ("POST", GENERATE, b"{", {}),
     "no-object": ("POST", GENERATE, b"[]", {}),
     "nothing": ("POST", GENERATE, b"", {}),
-    "deep": ("POST", GENERATE, b"[" * 200_000, {}),
+    **{
+        f"deep{target.removeprefix('/v2/models')}-{depth}": ("POST", target, begin * depth, {})
+        for target in (GENERATE, "/v2/models/tensorrt_llm_bls/infer")
+        for begin, depth in ((b"[", 200_000), (b'{"inputs":', 100_000), (b"[", 1_000_000))
+    },
     "null": ("POST", GENERATE, b'{"text_input": null}', {}),
     "big-number": ("POST", GENERATE, b'{"text_input": "a", "max_tokens": 1e999}', {}),
     "no-post": ("GET", GENERATE, None, {}),

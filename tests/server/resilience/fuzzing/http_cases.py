@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.server.resilience.fuzzing import valid, values
 from tests.server.resilience.fuzzing.case import Case
+from tests.server.resilience.fuzzing.values import LARGEST_BODY
 
 Make = Callable[[random.Random], bytes]
 
@@ -70,8 +71,9 @@ def _json(content: Any, **options: Any) -> bytes:
 
 
 def _nested(rng: random.Random) -> bytes:
-    depth = rng.choice([10, 1000, 10_000])
     left, right = rng.choice([("[", "]"), ('{"a":', "}")])
+    deepest = (LARGEST_BODY - 100) // len(left + right)
+    depth = rng.choice([10, 1000, 10_000, deepest])
     text = left * depth + "1" + right * depth
     text = rng.choice([text, f'{{"text_input": {text}, "max_tokens": 1}}', left * depth])
     return _bytes(text.encode(), target=_target(rng))

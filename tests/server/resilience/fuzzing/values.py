@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+# The limit of docker/nginx.conf, which the stack of tritonserver is made for.
+LARGEST_BODY = 8 * 2**20
 OUT_OF_RANGE: tuple[tuple[str, str, Any], ...] = (
     *(("max_tokens", "INT32", v) for v in (0, -1, -(2**31), 2**31 - 1, 10**6)),
     *(("num_return_sequences", "INT32", v) for v in (0, -1, 257, 2**31 - 1)),
@@ -51,7 +53,7 @@ _WRONG_TYPES: tuple[Any, ...] = ({"a": 1}, {"x": {}}, [[1]], [{}], [None], {"1":
 
 def bad_sampling(rng: random.Random) -> str:
     """Return `sampling_parameters` that are not a JSON object, or have an invalid field."""
-    depth = rng.choice([10, 1000, 100_000])
+    depth = rng.choice([10, 1000, 100_000, LARGEST_BODY // 10])
     return rng.choice(
         [
             "[" * depth,
@@ -78,7 +80,7 @@ def bad_sampling(rng: random.Random) -> str:
 
 def bad_messages(rng: random.Random) -> str:
     """Return `messages` that are not a valid chat."""
-    depth = rng.choice([10, 1000, 100_000])
+    depth = rng.choice([10, 1000, 100_000, LARGEST_BODY // 10])
     return rng.choice(
         [
             "[" * depth,
