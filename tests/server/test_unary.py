@@ -41,8 +41,8 @@ class Unary:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self.server = server
 
-    def future(self, **inputs: Any) -> grpc.Future:
-        request = self._caller.request(UNARY, **inputs)
+    def future(self, model: str = UNARY, **inputs: Any) -> grpc.Future:
+        request = self._caller.request(model, **inputs)
         return self._stub.ModelInfer.future(request, timeout=60)
 
     def one(self, **inputs: Any) -> dict[str, list[Any]]:
@@ -133,6 +133,50 @@ def test_tritonclients_infer_works(server: TritonServer, caller: Caller, module:
     expected = caller.one(text_input=PROMPT, max_tokens=9)["text_output"]
     assert [each.decode() for each in result.as_numpy("text_output")] == expected
     assert result.get_response() if module is tritonclient.http else True
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_infer_by_kserves_client_works(caller: Caller, nested: bool) -> None:
+    """The JSON of version 2 of its protocol, as its `InferRequest.to_rest` writes it."""
+    values = (("text_input", "BYTES", PROMPT), ("max_tokens", "INT32", 9))
+    inputs = [
+        {"name": name, "shape": [1, 1], "datatype": kind, "data": [[value]] if nested else [value]}
+        for name, kind, value in values
+    ]
+    outputs = [{"name": "text_output"}]
+    body = {"id": "a", "inputs": inputs, "outputs": outputs, "parameters": {}}
+    status, text = caller.post(f"/v2/models/{UNARY}/infer", body)
+    assert status == 200, text
+    answer = json.loads(text)
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("a", UNARY, "1")
+    [output] = answer["outputs"]
+    assert (output["name"], output["datatype"], output["shape"]) == ("text_output", "BYTES", [1])
+    assert output["data"] == caller.one(text_input=PROMPT, max_tokens=9)["text_output"]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"), [("ensemble", {"text_input": "a"}), ("engine", {"input_ids": [1]})]
+)
+def test_infer_of_a_model_that_streams_is_not_implemented(
+    unary: Unary, caller: Caller, model: str, inputs: dict[str, Any]
+) -> None:
+    """By Triton: these answer as often as they like, also where they do so once."""
+    with pytest.raises(grpc.RpcError) as caught:
+        unary.future(model, **inputs).result()
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "decoupled" in caught.value.details()
+    tensors = [
+        {
+            "name": name,
+            "shape": [1, 1],
+            "datatype": "INT32" if isinstance(value, list) else "BYTES",
+            "data": value if isinstance(value, list) else [value],
+        }
+        for name, value in inputs.items()
+    ]
+    status, text = caller.post(f"/v2/models/{model}/infer", {"inputs": tensors})
+    assert (status, "decoupled" in json.loads(text)["error"]) == (501, True)
+    assert unary.one(text_input="a", max_tokens=1)["text_output"]  # nothing is held up
 
 
 def test_http_generate_works(caller: Caller) -> None:
