@@ -22,6 +22,7 @@ from engine.text.output_parsing.parser_spec import ParserSpec
 from engine.text.output_parsing.tracker import OutputTracker
 from engine.text.stop.automaton import StopAutomaton
 from engine.text.stop.checker import StopChecker
+from tests.factories.costs import Cost, assert_linear, cost_of
 from tests.factories.tagged import format_of, tagged
 
 THINK = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -200,3 +201,56 @@ def test_sections_are_those_that_regular_expressions_find(name: str, pieces: lis
     text = detokenizer.delta([], output, final=True, skip_special_tokens=False)
     if text == "".join(pieces):  # without what a decoder strips at the start
         assert found == expected
+
+
+def read_streamed(detokenizer: Detokenizer, output: list[int]) -> list[Section]:
+    """Return the sections of an answer that comes token by token."""
+    parser_spec = format_for(detokenizer)
+    reader = ChunkParser(detokenizer, parser_spec)
+    tracker = OutputTracker(parser_spec, detokenizer, [], ParserState(), skip_special_tokens=False)
+    parts: list[Section] = []
+    window: list[int] = []
+    released = 0
+    for count, token_id in enumerate(output, start=1):
+        tracker.append(token_id, 0)
+        is_last = count == len(output)
+        end = count if is_last else count - tracker.num_held_tokens
+        details = OutputDetails(
+            finish_reason="length" if is_last else None,
+            parser_state=tuple(tracker.take_parser_state()),
+        )
+        new = output[released:end]
+        parts += reader.read(window, new, details, skip_special_tokens=False)
+        window = detokenizer.next_window(window, new, skip_special_tokens=False)
+        released = end
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "repeated"),
+    [
+        ("special", "<think>", "a word "),
+        ("special", "", "<tool_call>a</tool_call>"),
+        ("text", "<think>", "a word "),
+        ("text", "", "<tool_call>a</tool_call>"),
+        ("text", "", "<"),
+        ("text", "<think>", "</thin "),
+        ("bytes text", "<tool_call>", "</tool_cal"),
+        ("qwen3_coder", "<tool_call>", "<parameter=a>\n"),
+        ("open-ended", "[TOOL_CALLS]", "a word "),
+        ("harmony", "<|channel|>", "a word "),
+        ("harmony", "<|channel|>analysis", "<|constrain|>"),
+        ("harmony", "<|channel|>analysis<|message|>", "a word "),
+        ("harmony", "", "<|start|>assistant<|channel|>final<|message|>a<|end|>"),
+    ],
+)
+def test_longer_answer_cost_is_linear(name: str, begin: str, repeated: str) -> None:
+    checkpoint = COMMON[name]
+    encode = partial(checkpoint.tokenizer.encode, add_special_tokens=False)
+    first, again = encode(begin), encode(repeated)
+
+    def cost(count: int) -> Cost:
+        output = [*first, *again * (count // len(again))]
+        return cost_of(lambda: read_streamed(checkpoint, output), memory=False)
+
+    assert_linear(cost, 1000, doublings=2)
