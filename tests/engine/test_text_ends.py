@@ -32,6 +32,15 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return LLM(str(folder), dtype="float32", num_gpu_blocks_override=200)
 
 
+_NAME = "on the other hand"
+_DOCUMENT = {
+    "type": "object",
+    "properties": {_NAME: {"type": "integer", "minimum": 10_000, "maximum": 99_999}},
+    "required": [_NAME],
+    "additionalProperties": False,
+}
+
+
 @pytest.mark.parametrize("logprobs", [None, 1], ids=["forced", "sampled"])
 @pytest.mark.parametrize(
     ("asked", "expected"),
@@ -39,6 +48,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
         ({"regex": "[0-9]{8}"}, r"[0-46-9]{8}"),
         ({"regex": "[ab] the cat and the hat"}, "[ab] the cat and the hat"),
         ({"choice": ["on the other hand"]}, "on the other hand"),
+        ({"json": _DOCUMENT}, rf'\{{\s*"{_NAME}"\s*:\s*[0-46-9]{{5}}\s*\}}'),
     ],
 )
 def test_generate_text_that_is_an_end_token_does_not_end_a_grammar(
