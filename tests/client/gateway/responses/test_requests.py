@@ -142,3 +142,34 @@ def test_reasoning_comes_back_beside_its_encrypted_copy(gateway: str, triton: Fa
 def test_other_tools_are_refused_by_name(gateway: str, tool: dict[str, Any], param: str) -> None:
     reply = respond(gateway, tools=[tool])
     assert (reply.status, reply.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end", "reason"),
+    [
+        ('{"city": "Zü', "", "length"),
+        ('{"city": "a\nb"}', "}", "stop"),
+        ('{"city": "\\d"}', "}", "stop"),
+    ],
+)
+def test_call_with_broken_arguments_is_continued_as_the_model_wrote_it(
+    gateway: str, triton: FakeTriton, arguments: str, end: str, reason: str
+) -> None:
+    """By the id of its response, and by that of the item."""
+    text = f'{{"name": "f", "arguments": {arguments}{end}'
+    last = Piece({0: ""}, finished=(0,), final=True, section=(0, "tool_call"), reasons=(reason,))
+    triton.first = [Answer([Piece({0: text}, section=(0, "tool_call")), last])]
+    first = respond(gateway, tools=[FUNCTION], store=True)
+    [call] = json.loads(first.body)["output"]
+    assert call["arguments"] == arguments
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "dry"}
+    asked: dict[str, Any] = {"tools": [FUNCTION], "input": [result]}
+    for begun in (
+        {"previous_response_id": json.loads(first.body)["id"]},
+        {"input": [{"role": "user", "content": "Hi"}, {"id": call["id"]}, result]},
+    ):
+        reply = respond(gateway, **{**asked, **begun})
+        assert reply.status == 200, reply.body
+        user, said, told = json.loads(triton.requests[-1]["messages"])
+        assert [user["role"], said["role"], told["role"]] == ["user", "assistant", "tool"]
+        assert said["tool_calls"][0]["function"]["arguments"] == arguments
