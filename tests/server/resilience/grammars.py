@@ -166,7 +166,9 @@ async def streaming(client: AsyncTridentClient, gaps: list[float]) -> AsyncItera
     assert not failed, failed
 
 
-async def measure(server: TritonServer, seconds: float, seed: int = 0) -> list[str]:
+async def measure(
+    server: TritonServer, seconds: float, seed: int = 0, longest_s: float = _LONGEST_S
+) -> list[str]:
     """Print what the streams saw of each load; return the problems."""
     rows: list[tuple[object, ...]] = []
     problems: list[str] = []
@@ -189,7 +191,7 @@ async def measure(server: TritonServer, seconds: float, seed: int = 0) -> list[s
                 outcomes = (f"{count} {what}" for what, count in answers.outcomes.items())
                 rows.append((name or "alone", len(gaps), *figures, ", ".join(outcomes)))
                 problems += answers.problems
-                if max(gaps) > _LONGEST_S:
+                if max(gaps) > longest_s:
                     problems.append(f"{name or 'alone'}: a stream waited for {max(gaps):.2f} s")
                 if name and not answers.outcomes:
                     problems.append(f"{name}: no answer")

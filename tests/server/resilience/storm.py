@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import json
 import random
 import re
@@ -232,7 +233,7 @@ class Storm:
             async with (
                 asyncio.timeout(_REQUEST_TIMEOUT_S),
                 self._session.post(
-                    f"http://{self._running.openai_url}{path}", data=body
+                    f"http://{self._running.openai_url}{path}", data=io.BytesIO(body)
                 ) as response,
             ):
                 if response.status != 200 or not streamed:
