@@ -38,7 +38,7 @@ def test_each_request_has_one_end_while_processes_are_struck() -> None:
         (b'data: {"type": "message_stop"}\n\ndata: {"type": "message_stop"}\n\n', "ended more"),
     ],
 )
-def test_ends_of_streams_are_told_apart(events: bytes, outcome: str) -> None:
+def test_stream_outcome_is_that_of_its_last_events(events: bytes, outcome: str) -> None:
     stream = Stream()
     for at in range(len(events)):
         stream.feed(events[at : at + 1])

@@ -170,6 +170,6 @@ def test_call_with_broken_arguments_is_continued_as_the_model_wrote_it(
     ):
         reply = respond(gateway, **{**asked, **begun})
         assert reply.status == 200, reply.body
-        user, said, told = json.loads(triton.requests[-1]["messages"])
-        assert [user["role"], said["role"], told["role"]] == ["user", "assistant", "tool"]
+        user, said, returned = json.loads(triton.requests[-1]["messages"])
+        assert [user["role"], said["role"], returned["role"]] == ["user", "assistant", "tool"]
         assert said["tool_calls"][0]["function"]["arguments"] == arguments
