@@ -7,6 +7,7 @@ import pytest
 from engine.bench.turns import LeastRecentlyUsed, main, run_turns
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
+from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -14,8 +15,9 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint whose layers keep states."""
     path = tmp_path_factory.mktemp("hybrid")
     architecture, fields = FAMILIES["lfm2"]
-    write_checkpoint(path, architecture, **{**fields, "max_position_embeddings": 8192})
-    return path
+    changes = {"vocab_size": 400, "max_position_embeddings": 8192}
+    write_checkpoint(path, architecture, **{**fields, **changes})
+    return save_tokenizer(byte_level_tokenizer(), path)
 
 
 def test_a_turn_with_states_computes_little_again(hybrid: Path) -> None:
