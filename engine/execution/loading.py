@@ -232,7 +232,7 @@ class _Loader:
             # The largest step is the first: smaller ones take parts of what it has allocated. After
             # them it would find no place among theirs, and the process would outgrow its share.
             runner.warm_up()
-        memory = f"{plan.num_bytes / 2**20:,.0f} MiB of {kv_cache_dtype(config, self._dtype)}"
+        memory = f"{plan.kv_bytes / 2**20:,.0f} MiB of {kv_cache_dtype(config, self._dtype)}"
         return self._loaded(runner, plan, num_host_blocks, where, memory)
 
     def _set_num_threads(self, runner: ModelRunner) -> int:
@@ -328,6 +328,10 @@ class _Loader:
             f"max_model_len {plan.max_model_len:,}, max_num_seqs "
             f"{config.max_num_seqs:,}, max_num_batched_tokens {config.max_num_batched_tokens:,}"
         ).replace("torch.", "")
+        if plan.states is not None:
+            num_states = plan.states.num_blocks - 1  # likewise
+            size = f"{plan.states.num_bytes / 2**20:,.0f} MiB"
+            description += f", {num_states:,} states of sequences ({size})"
         if (drafts := config.speculative_config) is not None:
             description += f", up to {drafts.num_speculative_tokens} guessed tokens"
         return LoadedModel(

@@ -89,6 +89,11 @@ class KVCachePlan:
     states: StatePlan | None = None
 
     @property
+    def kv_bytes(self) -> int:
+        """Bytes without those of the states."""
+        return self.num_bytes - (0 if self.states is None else self.states.num_bytes)
+
+    @property
     def num_tokens(self) -> int:
         """How many tokens there is room for, in sequences of `max_model_len`."""
         most = self.windows.sequence_blocks(self.max_model_len)
