@@ -121,6 +121,14 @@ def _kernel(
         p_residual = residual_ptr + i_row * residual_stride
         b_x += tl.load(p_residual + (o_row * residual_stride + o), mask=m, other=0.0)
         tl.store(total_ptr + i_row * size + o_out, b_x, mask=m)
+    b_out = normalize(b_x, b_w, size, eps, UNIT_OFFSET)
+    start_next(DEPENDENT)
+    tl.store(out_ptr + i_row * size + o_out, b_out.to(b_x.dtype), mask=m)
+
+
+@triton.jit
+def normalize(b_x, b_w, size, eps, UNIT_OFFSET: tl.constexpr):
+    """Return the norms of rows [ROWS, BLOCK], 0 beyond `size`, times the weight [1, BLOCK]."""
     b_wide = b_x.to(tl.float32)
     b_mean = tl.sum(b_wide * b_wide, 1) / size  # [ROWS]
     b_normed = b_wide * tl.rsqrt(b_mean + eps)[:, None]
@@ -128,8 +136,7 @@ def _kernel(
         b_out = b_normed * (1.0 + b_w.to(tl.float32))
     else:
         b_out = b_normed.to(b_w.dtype) * b_w
-    start_next(DEPENDENT)
-    tl.store(out_ptr + i_row * size + o_out, b_out.to(b_x.dtype), mask=m)
+    return b_out
 
 
 def settings(size: int) -> dict[str, int]:
@@ -176,6 +183,9 @@ def _launch(
         eps=eps,
         ADD=residual is not None,
         UNIT_OFFSET=unit_offset,
+        # A square and its addition, fused in one kernel and not in another, would round apart: the
+        # norm of a sum over ranks has the same bits.
+        enable_fp_fusion=False,
         **tile,
         **dependent_launch.options(x.device),
     )

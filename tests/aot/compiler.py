@@ -52,6 +52,7 @@ class Compiled:
         stack: bytes per thread of local memory: arrays and spills.
         shared: bytes per block of threads.
         matrix: its matrix instructions: mma, wgmma, tcgen05 or none.
+        ttgir: its last form in Triton's own language, with the layout of each tensor.
         cubin: the machine code.
     """
 
@@ -66,6 +67,7 @@ class Compiled:
     stack: int
     shared: int
     matrix: str
+    ttgir: str = field(repr=False)
     cubin: bytes = field(repr=False)
 
     @property
@@ -155,6 +157,7 @@ def _measure(gpu: str, kernel: Any) -> Compiled:
         stack=figures["STACK"] + figures["LOCAL"],
         shared=kernel.metadata.shared,
         matrix=next((name for name, found in _MATRIX.items() if found in kernel.asm["ptx"]), ""),
+        ttgir=kernel.asm["ttgir"],
         cubin=kernel.asm["cubin"],
     )
 
