@@ -103,12 +103,12 @@ class CollectiveGroup:
         self.rank = rank
         self.size = size
         self._device = device
-        self._adds_in_order = deterministic or device.type == "cpu"
         self._wait_s = 0.0
         # By its number it has a path without having a name.
         store = dist.FileStore(f"/proc/self/fd/{os.dup(file)}", size)
         store.set_timeout(timedelta(seconds=patience_s))
         self._backend = _backend(store, rank, size, device, timedelta(seconds=patience_s))
+        self._adds_in_order = deterministic or isinstance(self._backend, dist.ProcessGroupGloo)
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 import torch
+from torch import Tensor
 
 from engine import LLM, SamplingParams
 from engine.errors import EngineDeadError
@@ -19,11 +21,77 @@ from engine.ranks import exchange
 from engine.ranks.exchange import CollectiveGroup, allocate_store
 from engine.ranks.leader import MODULE
 from tests.engine.ranks.test_shared_memory import in_order
+from tests.factories.checkpoints import write_checkpoint
+from tests.factories.paged_model import PagedModel
+from tests.factories.thread_ranks import ThreadGroups
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 T = TypeVar("T")
+
+
+Call = tuple[str, tuple[int, ...], torch.dtype]  # kind, shape and dtype
+
+
+class Collectives:
+    """NCCL of ranks that are threads: each call must be the same one at all of them.
+
+    Attributes:
+        traces: by rank, the calls.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.traces: list[list[Call]] = [[] for _ in range(size)]
+        self._given = [torch.empty(0)] * size
+        self._barrier = threading.Barrier(size, timeout=60)
+
+    def exchange(self, rank: int, kind: str, x: Tensor) -> list[Tensor]:
+        """Return what all ranks have given; raises if one has made another call."""
+        trace = self.traces[rank]
+        trace.append((kind, tuple(x.shape), x.dtype))
+        self._given[rank] = x.clone()
+        self._barrier.wait()
+        given, calls = list(self._given), {each[-1] for each in self.traces}
+        self._barrier.wait()  # before one of them calls again
+        assert len(calls) == 1, f"different calls: {calls}"
+        return given
+
+
+class FakeNCCL:
+    """One rank's process group, with what `CollectiveGroup` calls of NCCL's."""
+
+    def __init__(self, collectives: Collectives, rank: int) -> None:
+        self._exchange = lambda kind, x: collectives.exchange(rank, kind, x)
+        self._rank = rank
+
+    def wait(self) -> None:
+        """Be the work that each call returns, and done."""
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> FakeNCCL:
+        (x,) = tensors
+        parts = torch.stack(self._exchange("allreduce", x))
+        is_least = options is not None and options.reduceOp == exchange.dist.ReduceOp.MIN
+        x.copy_(parts.amin(0) if is_least else parts.sum(0))
+        return self
+
+    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor]) -> FakeNCCL:
+        for out, part in zip(outputs[0], self._exchange("allgather", tensors[0]), strict=True):
+            out.copy_(part)
+        return self
+
+    def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], options: Any) -> FakeNCCL:
+        assert options.rootRank == 0
+        assert bool(outputs) == (self._rank == 0)
+        parts = self._exchange("gather", tensors[0])
+        for out, part in zip(outputs[0] if outputs else parts, parts, strict=True):
+            out.copy_(part)
+        return self
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> FakeNCCL:
+        assert options.rootRank == 0
+        tensors[0].copy_(self._exchange("broadcast", tensors[0])[0])
+        return self
 
 
 @contextmanager
@@ -69,6 +137,54 @@ def test_agreements_and_tokens_are_those_of_the_least_and_the_first() -> None:
         tokens = run(lambda group: group.share(torch.tensor([group.rank, 7])).tolist())
         assert tokens == [[0, 7]] * 3
         assert all(run(lambda group: group.wait_seconds() > 0))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_nccl_gets_the_calls_of_a_step_in_their_order_and_of_one_shape(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path)
+    token_ids, chunks, size = list(range(20, 50)), [17, 1, 12], 3
+    collectives, store = Collectives(size), allocate_store()
+    monkeypatch.setattr(exchange, "_backend", lambda store, rank, *_: FakeNCCL(collectives, rank))
+
+    def run(rank: int) -> Tensor:
+        group = CollectiveGroup(
+            store, rank, size, device=CPU, patience_s=60.0, deterministic=deterministic
+        )
+        assert group.least(5 + rank) == 5
+        assert group.first(7 + rank) == 7
+        logits = PagedModel(tmp_path, group=group).logits(token_ids, chunks)
+        assert group.share(torch.tensor([rank, 3])).tolist() == [0, 3]
+        return logits
+
+    with ThreadPoolExecutor(size) as pool:
+        logits, *_ = pool.map(run, range(size))
+    os.close(store)
+    agreements: list[Call] = [(kind, (1,), torch.int64) for kind in ("allreduce", "broadcast")]
+    kind = "allgather" if deterministic else "allreduce"
+    steps: list[Call] = []
+    for length in chunks:  # the embedding and two sums of each of three layers, then the logits
+        steps += [(kind, (length, 64), torch.float32)] * 7
+        steps += [("gather", (length, 64), torch.float32)]
+    shared: Call = ("broadcast", (2,), torch.int64)
+    for trace in collectives.traces:
+        assert trace == [*agreements, *steps, shared]
+    expected, *_ = ThreadGroups(size).run(
+        lambda group: PagedModel(tmp_path, group=group).logits(token_ids, chunks)
+    )
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nccl_with_a_call_of_another_shape_at_one_rank_is_noticed() -> None:
+    collectives = Collectives(2)
+
+    def call(rank: int) -> None:
+        with pytest.raises(AssertionError, match="different calls"):
+            FakeNCCL(collectives, rank).allreduce([torch.zeros(1 + rank)])
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(call, range(2)))
 
 
 @pytest.fixture
