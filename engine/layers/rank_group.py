@@ -19,11 +19,14 @@ class RankGroup(Protocol):
         rank: of this one.
         size: how many there are.
         shared_sum: what makes the sums of layers that are one operation; None: there is nothing.
+        sum_norm: as `rms_norm_add` with the sum of all ranks' `x` in place of `x`, in one operation
+            with the same result; None: there is nothing.
     """
 
     rank: int
     size: int
     shared_sum: Any
+    sum_norm: Any
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' `x`, float [T, N], in its dtype.

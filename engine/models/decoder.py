@@ -144,14 +144,23 @@ class DecoderLayer(nn.Module):
 
     Args:
         group: other ranks, which compute the other parts of the layer; None: there are none.
+        passes_part: what comes from the layer before, and what this one returns, is this rank's
+            part, which the norm that follows sums.
     """
 
     def __init__(
-        self, spec: LayerSpec, hidden_size: int, scheme: Scheme, group: RankGroup | None = None
+        self,
+        spec: LayerSpec,
+        hidden_size: int,
+        scheme: Scheme,
+        group: RankGroup | None = None,
+        *,
+        passes_part: bool = False,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.group = group
+        self._parts = group if passes_part else None
 
         def norm(*places: NormPlaces) -> RMSNorm | LayerNorm | Fp8Norm | None:
             return _norm(spec.norm, hidden_size, scheme) if spec.norms in places else None
@@ -182,7 +191,7 @@ class DecoderLayer(nn.Module):
         Args:
             rotary: of a layer with attention.
         """
-        x, residual = _add_and_norm(self.attention_norm, x, residual)
+        x, residual = _add_and_norm(self.attention_norm, x, residual, self._parts)
         slot_mapping = batch.group_slot_mapping(0)  # padding has no slot in any group
         mixed: Tensor
         if self.self_attn is not None:
@@ -192,6 +201,9 @@ class DecoderLayer(nn.Module):
         else:
             assert self.state_mixer is not None
             mixed = self.state_mixer(x, cache, batch.states)
+        if self._parts is not None:
+            x, residual = _add_and_norm(self.mlp_norm, mixed, residual, self._parts)
+            return self._through_mlp(x, slot_mapping), residual
         if self.spec.norms in ("parallel", "parallel_apart"):
             x = x if self.mlp_norm is None else self.mlp_norm(residual)
             both = self._sum(mixed + self._through_mlp(x, slot_mapping))
@@ -219,9 +231,23 @@ class DecoderLayer(nn.Module):
 
 
 def _add_and_norm(
-    norm: RMSNorm | LayerNorm | Fp8Norm | None, x: Tensor, residual: Tensor | None
+    norm: RMSNorm | LayerNorm | Fp8Norm | None,
+    x: Tensor,
+    residual: Tensor | None,
+    parts: RankGroup | None = None,
 ) -> tuple[Any, Tensor]:
-    """Return the norm of `x + residual`, and the sum; without a norm the sum twice."""
+    """Return the norm of `x + residual`, and the sum; without a norm the sum twice.
+
+    Args:
+        parts: the ranks, each of which has a part of `x`; without a residual it is whole.
+    """
+    if parts is not None and residual is not None:
+        if isinstance(norm, RMSNorm):
+            pair: tuple[Tensor, Tensor] = parts.sum_norm(
+                x, residual, norm.weight, norm.eps, unit_offset=norm.unit_offset
+            )
+            return pair
+        x = parts.sum(x)
     if norm is not None and residual is not None:
         return norm.add(x, residual)
     total = x if residual is None else x + residual
@@ -272,10 +298,16 @@ class Decoder(nn.Module):
             for rope, dim, scaling in kinds
         )
         self._tables = [kinds.index(rope) for rope in ropes]  # of each layer with attention
+        passes_part = (
+            group is not None
+            and group.sum_norm is not None
+            and all(each.norms == "pre" and each.residual_multiplier == 1.0 for each in spec.layers)
+        )
         self.layers = nn.ModuleList(
-            DecoderLayer(layer, size, scheme.at(f"layers.{i}"), group)
+            DecoderLayer(layer, size, scheme.at(f"layers.{i}"), group, passes_part=passes_part)
             for i, layer in enumerate(spec.layers)
         )
+        self._parts = group if passes_part else None  # of the last layer
         self.fused: nn.Module | None = None
         self.norm = _norm(spec.norm, size, scheme)
 
@@ -300,7 +332,8 @@ class Decoder(nn.Module):
                 rotation = next(tables) if isinstance(cache, LayerCache) else None
                 x, residual = layer(x, residual, rotation, batch, cache, attention)
         assert residual is not None
-        return self.norm.add(x, residual)[0]
+        normed: Tensor = _add_and_norm(self.norm, x, residual, self._parts)[0]
+        return normed
 
 
 class FusedLayers(nn.Module):

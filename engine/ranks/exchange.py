@@ -1,6 +1,7 @@
 """How the ranks of one machine exchange: in shared memory, or by torch's collectives.
 
-Those are NCCL's on GPUs, and gloo's on a CPU without our kernels.
+Those are NCCL's on GPUs, and gloo's on a CPU without our kernels. GPUs that read each other's
+memory make small sums by kernels of ours.
 """
 
 from __future__ import annotations
@@ -17,10 +18,21 @@ from torch import Tensor
 
 from engine.config.engine_config import EngineConfig
 from engine.layers.rank_group import RankGroup
+from engine.ranks import symmetric_memory
 from engine.ranks.shared_memory import SharedMemoryGroup, allocate_shared_memory, shares_memory
+from kernels.collectives.peers import Peers
+from kernels.collectives.rank_sum import MOST_BYTES, MOST_ROW_BYTES, rank_sum, rank_sum_norm
+from kernels.rms_norm import rms_norm_add
 
 dist: Any = torch.distributed  # whose types leave out half of what is used here
 
+
+# Up to so many bytes one shot makes a sum of three ranks and more, and up to MOST_BYTES two do; of
+# two ranks one shot makes both. NCCL makes larger ones. Not measured: kernels like these beat NCCL
+# up to 400 KB on eight H100 (meta-pytorch/kraken). `python -m engine.bench.ranks` prints where the
+# times cross.
+ONE_SHOT_BYTES = 2**18
+_OUT_OF_REACH = "another rank of the model is out of reach"
 
 # Rank 0 chooses, for all.
 Exchange = Literal["shared_memory", "collectives"]
@@ -75,12 +87,16 @@ def allocate_store() -> int:
 class CollectiveGroup:
     """A `RankGroup` of processes of one machine, each with its device.
 
-    Gloo adds in the order of the ranks, in float32. NCCL adds in the dtype of what is added, in an
-    order of its own, unless that must not depend on the shape; the sum has the same bits at every
-    rank, since each part of it is added at one and sent to the others.
+    Gloo and kernels of ours add in the order of the ranks, in float32. NCCL adds in the dtype of
+    what is added, in an order of its own, unless that must not depend on the shape; the sum has the
+    same bits at every rank, since each part of it is added at one and sent to the others.
+
+    Attributes:
+        peers: what our kernels need; None: the backend makes all sums.
     """
 
     shared_sum = None
+    sum_norm: Any = None
 
     def __init__(
         self,
@@ -109,9 +125,25 @@ class CollectiveGroup:
         store.set_timeout(timedelta(seconds=patience_s))
         self._backend = _backend(store, rank, size, device, timedelta(seconds=patience_s))
         self._adds_in_order = deterministic or isinstance(self._backend, dist.ProcessGroupGloo)
+        self._has_aborted = False
+        self.peers: Peers | None = None
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                own = dist.PrefixStore("symmetric-memory", store)
+                self.use_peers(
+                    symmetric_memory.join_if_all_can(own, rank, size, device, self.least)
+                )
+
+    def use_peers(self, peers: Peers | None) -> None:
+        """Make small sums by kernels of ours, as all ranks do then; None: make none."""
+        self.peers = peers
+        self.sum_norm = None if peers is None else self._sum_norm
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
+        if self.peers is not None and x.nbytes <= MOST_BYTES:
+            self._check()
+            return rank_sum(x, self.peers, is_two_shot=not self._is_one_shot(x))
         if not self._adds_in_order:
             self._wait(self._backend.allreduce([x]))
             return x
@@ -121,6 +153,21 @@ class CollectiveGroup:
         for part in parts[1:]:
             total = total + part.float()
         return total.to(x.dtype)
+
+    def _sum_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, unit_offset: bool
+    ) -> tuple[Tensor, Tensor]:
+        is_short = x.shape[1] * x.element_size() <= MOST_ROW_BYTES
+        if self.peers is not None and self._is_one_shot(x) and is_short:
+            self._check()
+            return rank_sum_norm(
+                x.contiguous(), residual, weight, eps, self.peers, unit_offset=unit_offset
+            )
+        return rms_norm_add(self.sum(x), residual, weight, eps, unit_offset=unit_offset)
+
+    def _is_one_shot(self, x: Tensor) -> bool:
+        """Return whether it is faster; both have the same bits."""
+        return x.nbytes <= (MOST_BYTES if self.size == 2 else ONE_SHOT_BYTES)
 
     def gather(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         padded = x.new_zeros(len(x), max(widths))  # all ranks give as much
@@ -150,8 +197,15 @@ class CollectiveGroup:
 
     def abort(self) -> None:
         """Have this rank wait for no other one any more, if the backend can; killing them can."""
+        self._has_aborted = True
         if self._device.type == "cuda":
+            if self.peers is not None:
+                symmetric_memory.abort(self.peers)
             self._backend.abort()
+
+    def _check(self) -> None:
+        if self._has_aborted:
+            raise RuntimeError(_OUT_OF_REACH)
 
     def wait_seconds(self) -> float:
         """Return how long this rank's thread has waited for others; callable from any thread."""
@@ -167,7 +221,7 @@ class CollectiveGroup:
         try:
             work.wait()
         except RuntimeError as error:
-            raise RuntimeError("another rank of the model is out of reach") from error
+            raise RuntimeError(_OUT_OF_REACH) from error
         self._wait_s += time.perf_counter() - began
 
 

@@ -36,6 +36,8 @@ def _shared_sum() -> Any:
 class SharedMemoryGroup:
     """A `RankGroup` of processes that have mapped the same memory."""
 
+    sum_norm = None
+
     def __init__(self, file: int, rank: int, size: int, *, patience_s: float) -> None:
         """Be one of `size` ranks.
 

@@ -36,6 +36,7 @@ class Peers:
         signals: int64 [size], where each rank's SIGNAL_BYTES are, which are 0 at first.
         counts: int32 [PROGRAMS], in how many meetings each program was; 0 at first.
         aborted: int32 [1]; unless it is 0, no program waits any more, and results are undefined.
+        owner: of the memory at these addresses.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Peers:
     signals: Tensor
     counts: Tensor
     aborted: Tensor
+    owner: object = None
 
 
 @triton.jit

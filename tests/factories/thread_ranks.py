@@ -52,6 +52,7 @@ class ThreadGroup:
     """A `RankGroup`, and its thread's view of all ranks."""
 
     shared_sum = None
+    sum_norm = None
 
     def __init__(self, groups: ThreadGroups, rank: int) -> None:
         self._groups = groups
