@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.linear.linear import FloatLinear, parameter
 from engine.layers.scheme import Scheme
 from kernels.state.delta_rule import gated_delta_rule
 from kernels.state.short_conv import short_conv
+from kernels.state.ssd import ssd
 from kernels.state.states import StateCache, StepStates
 
 
@@ -107,4 +109,76 @@ class DeltaNet(nn.Module):
             step=step,
         )
         out: Tensor = self.out_proj(mixed)
+        return out
+
+
+class Mamba2(nn.Module):
+    """A state space model by heads, after a short convolution (Mamba 2; Dao and Gu, 2024).
+
+    The output is gated, then normalised over the heads of each group.
+
+    Args:
+        head_dim, state_size: dimensions of the values of a head, and of its state for each of them.
+        num_groups: of heads that share what they put into their states and read of them.
+        conv_bias, bias: whether the convolution, and the projections, have biases.
+        dt_limits: least and largest time step.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        num_heads: int,
+        head_dim: int,
+        state_size: int,
+        num_groups: int,
+        kernel: int,
+        conv_bias: bool,
+        bias: bool,
+        dt_limits: tuple[float, float],
+        norm_eps: float,
+        scheme: Scheme,
+    ) -> None:
+        super().__init__()
+        self._num_groups = num_groups
+        self._dt_limits = dt_limits
+        self._norm_eps = norm_eps
+        size = num_heads * head_dim
+        channels = size + 2 * num_groups * state_size
+        self._sizes = [size, channels, num_heads]
+        self.in_proj = scheme.at("in_proj").linear(
+            hidden_size, {"in_proj": sum(self._sizes)}, bias=bias
+        )
+        self.out_proj = scheme.at("out_proj").linear(size, {"out_proj": hidden_size}, bias=bias)
+
+        def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
+            return parameter(*shape, dtype=dtype, device=scheme.device)
+
+        self.conv_weight = numbers(channels, kernel, dtype=scheme.dtype)
+        self.conv_bias = numbers(channels, dtype=scheme.dtype) if conv_bias else None
+        self.log_decay = numbers(num_heads)
+        self.dt_bias = numbers(num_heads)
+        self.skip = numbers(num_heads)
+        self.norm_weight = numbers(size)
+
+    def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
+        """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
+        gate, inputs, time_steps = self.in_proj(x).split(self._sizes, dim=-1)
+        mixed = ssd(
+            inputs,
+            time_steps,
+            conv_weight=self.conv_weight,
+            conv_bias=self.conv_bias,
+            decay=-self.log_decay.exp(),
+            dt_bias=self.dt_bias,
+            dt_limits=self._dt_limits,
+            skip=self.skip,
+            num_groups=self._num_groups,
+            cache=cache,
+            step=step,
+        )
+        groups = (len(mixed), self._num_groups, -1)
+        gated = (mixed * F.silu(gate.float())).view(groups)
+        normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + self._norm_eps)
+        out: Tensor = self.out_proj((normed.flatten(1) * self.norm_weight).to(x.dtype))
         return out

@@ -18,7 +18,7 @@ from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rank_group import RankGroup
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.scheme import Scheme
-from engine.layers.state_mixer import DeltaNet, ShortConv
+from engine.layers.state_mixer import DeltaNet, Mamba2, ShortConv
 from engine.layers.vocabulary import Embedding, PositionEmbedding
 from engine.models.batch import Batch
 from engine.models.spec import (
@@ -32,6 +32,7 @@ from engine.models.spec import (
     NormPlaces,
     NormSpec,
     Plain,
+    SSDSpec,
 )
 from kernels.cpu.decoder_layers import decoder_layers
 from kernels.experts.activation import ExpertActivation
@@ -83,10 +84,24 @@ def _attention(
 
 
 def _state_mixer(
-    spec: ConvSpec | DeltaSpec, hidden_size: int, scheme: Scheme
-) -> ShortConv | DeltaNet:
+    spec: ConvSpec | DeltaSpec | SSDSpec, hidden_size: int, scheme: Scheme
+) -> ShortConv | DeltaNet | Mamba2:
     if isinstance(spec, ConvSpec):
         return ShortConv(hidden_size, spec.channels, spec.kernel, bias=spec.bias, scheme=scheme)
+    if isinstance(spec, SSDSpec):
+        return Mamba2(
+            hidden_size,
+            num_heads=spec.num_heads,
+            head_dim=spec.head_dim,
+            state_size=spec.state_size,
+            num_groups=spec.num_groups,
+            kernel=spec.kernel,
+            conv_bias=spec.conv_bias,
+            bias=spec.bias,
+            dt_limits=spec.dt_limits,
+            norm_eps=spec.norm_eps,
+            scheme=scheme,
+        )
     return DeltaNet(
         hidden_size,
         num_key_heads=spec.num_key_heads,
@@ -167,7 +182,7 @@ class DecoderLayer(nn.Module):
 
         self.attention_norm = norm("pre", "sandwich", "parallel", "parallel_apart")
         self.self_attn: Attention | None = None
-        self.state_mixer: ShortConv | DeltaNet | None = None
+        self.state_mixer: ShortConv | DeltaNet | Mamba2 | None = None
         if isinstance(spec.mixer, AttentionSpec):
             self.self_attn = _attention(spec.mixer, hidden_size, scheme.at("self_attn"), group)
         else:

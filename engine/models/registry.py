@@ -15,6 +15,7 @@ from engine.models.spec import ModelSpec
 # Architecture, as `config.json` names it -> file in `engine.models.families`.
 FAMILIES = {
     "ArceeForCausalLM": "arcee",
+    "BambaForCausalLM": "bamba",
     "Cohere2ForCausalLM": "cohere",
     "CohereForCausalLM": "cohere",
     "CwmForCausalLM": "cwm",

@@ -178,8 +178,44 @@ class DeltaSpec:
         return StateShape(self.channels, self.kernel, self.num_heads, self.key_dim, self.value_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class SSDSpec:
+    """State space duality, after a short convolution (Mamba 2).
+
+    Attributes:
+        head_dim: of the values of each head.
+        state_size: dimensions that the state of a head has for each of them.
+        num_groups: of heads that share what they put into their states and read of them.
+        kernel: tokens that the convolution sees.
+        conv_bias, bias: of the convolution, and of the projections.
+        dt_limits: least and largest time step.
+        norm_eps: of the norm over the heads of each group, behind the output's gate.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    kernel: int
+    conv_bias: bool
+    bias: bool
+    dt_limits: tuple[float, float]
+    norm_eps: float
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: values of all heads, and two state vectors of each group."""
+        return self.num_heads * self.head_dim + 2 * self.num_groups * self.state_size
+
+    @property
+    def state(self) -> StateShape:
+        return StateShape(
+            self.channels, self.kernel, self.num_heads, self.state_size, self.head_dim
+        )
+
+
 # What mixes the tokens of a sequence in a layer.
-Mixer = AttentionSpec | ConvSpec | DeltaSpec
+Mixer = AttentionSpec | ConvSpec | DeltaSpec | SSDSpec
 
 
 @dataclass(frozen=True, slots=True)

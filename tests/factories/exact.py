@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from inspect import signature
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import BambaForCausalLM, DynamicCache, PreTrainedModel
 
 # Sums in another order have other errors of the same size. Over many values that hardly differs;
 # the largest of them varies more.
@@ -64,7 +65,11 @@ def cached_logits(model: PreTrainedModel, token_ids: Tensor, cache: DynamicCache
     The argument for the cache has had this name since transformers 5.24.
     """
     name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
-    logits: Tensor = model(token_ids, use_cache=True, **{name: cache}).logits
+    given: dict[str, Any] = {name: cache}
+    if isinstance(model, BambaForCausalLM):  # which counts positions from 0 in each call
+        start = cache.get_seq_length()
+        given["position_ids"] = torch.arange(start, start + token_ids.shape[1])[None]
+    logits: Tensor = model(token_ids, use_cache=True, **given).logits
     return logits
 
 

@@ -60,6 +60,16 @@ _GRANITE_HYBRID = {
     "shared_intermediate_size": 96,
 }
 
+_MAMBA = {
+    "mamba_expand": 2,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 3,
+    "mamba_chunk_size": 16,
+}
+
 # Name of a case -> architecture, and what its configuration sets beside what all have.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("CohereForCausalLM", {"head_dim": OMIT, "logit_scale": 0.4, "layer_norm_eps": 1e-4}),
@@ -177,6 +187,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeHybridForCausalLM",
         {**_GRANITE_HYBRID, "num_local_experts": 5, "shared_intermediate_size": 48},
     ),
+    "granite4-mamba": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_GRANITE_HYBRID,
+            **_MAMBA,
+            "num_local_experts": 5,
+            "shared_intermediate_size": 48,
+            "layer_types": ["mamba", "attention", "mamba"],
+        },
+    ),
+    "bamba": ("BambaForCausalLM", {**_MAMBA, "mamba_proj_bias": True, "attn_layer_indices": [1]}),
     "granite4": (
         "GraniteMoeHybridForCausalLM",
         {**_GRANITE_HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.fields import Fields
 from engine.layers.rope import Rope
 from engine.models import parsing
 from engine.models.rope import parse_rope
-from engine.models.spec import Gated, LayerSpec, ModelSpec, MoE
+from engine.models.spec import Gated, LayerSpec, ModelSpec, MoE, SSDSpec
 from engine.models.tensor_names import LLAMA_NAMES, TensorNames
 
 
@@ -26,8 +28,13 @@ def granite(
     mlp: Gated | MoE,
     rope: Rope | None,
     tensor_names: TensorNames = LLAMA_NAMES,
+    mixers: Sequence[SSDSpec | None] | None = None,
 ) -> ModelSpec:
-    """Make the spec of a model with Granite's multipliers."""
+    """Make the spec of a model with Granite's multipliers.
+
+    Args:
+        mixers: of each layer, what it has in place of attention; None: nothing.
+    """
     norm, bias = parsing.rms_norm(fields), fields.boolean("attention_bias", default=False)
     attention = parsing.attention(
         parsing.heads(fields),
@@ -37,11 +44,14 @@ def granite(
         output_bias=bias,
     )
     multiplier = float(fields.number("residual_multiplier", default=1.0))
-    layer = LayerSpec(attention, mlp, norm, residual_multiplier=multiplier)
+    layers = [
+        LayerSpec(mixer or attention, mlp, norm, residual_multiplier=multiplier)
+        for mixer in mixers or [None] * parsing.num_layers(fields)
+    ]
     return parsing.model_spec(
         fields,
         architecture,
-        [layer] * parsing.num_layers(fields),
+        layers,
         norm,
         tensor_names=tensor_names,
         embedding_multiplier=float(fields.number("embedding_multiplier", default=1.0)),

@@ -1,4 +1,4 @@
-"""Granite 3 with a mixture of experts, and Granite 4 without Mamba.
+"""Granite 3 with a mixture of experts, and Granite 4, with Mamba 2 in some layers or without.
 
 An expert that every token goes through has no gate. Granite 4 may have that alone.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from engine.fields import Fields
 from engine.models import parsing
+from engine.models.families.bamba import MAMBA_NAMES, mamba2
 from engine.models.families.granite import granite
 from engine.models.rope import parse_rope
-from engine.models.spec import Gated, ModelSpec, MoE
+from engine.models.spec import Gated, ModelSpec, MoE, SSDSpec
 from engine.models.tensor_names import LLAMA_NAMES, TensorNames
 
 _NAMES = TensorNames(
@@ -22,6 +23,7 @@ _NAMES = TensorNames(
         ("mlp.shared_expert.down_proj", "shared_mlp.output_linear"),
         ("mlp.gate_up_proj", "shared_mlp.input_linear"),
         ("mlp.down_proj", "shared_mlp.output_linear"),
+        *MAMBA_NAMES,
     ),
     stacked=("gate_up_proj",),
     experts="gates and ups",
@@ -29,7 +31,8 @@ _NAMES = TensorNames(
     gates_first=True,
 )
 _HYBRID = "GraniteMoeHybridForCausalLM"
-_ATTENTION = {"attention", parsing.FULL}
+_ATTENTION = ("attention", parsing.FULL)
+_MAMBA = ("mamba", "linear_attention")
 
 
 def parse(fields: Fields, architecture: str) -> ModelSpec:
@@ -38,14 +41,19 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     mlp, rope = _mlp(fields, architecture), parse_rope(fields)
     if architecture != _HYBRID:
         return granite(fields, architecture, mlp, rope, _NAMES)
-    kinds = fields.texts("layer_types")
-    if kinds is None or not set(kinds) <= _ATTENTION:
-        raise fields.unsupported(
-            "layer_types", "is supported only if all layers are attention layers"
-        )
+    # Older checkpoints have another name for the field.
+    if "layers_block_type" in fields:
+        fields = fields.calling(layer_types="layers_block_type")
+    kinds = parsing.layer_types(fields, (*_MAMBA, *_ATTENTION))
+    if kinds is None:
+        kinds = [_MAMBA[0]] * parsing.num_layers(fields)
+    mixers: list[SSDSpec | None] = [None] * len(kinds)
+    if set(kinds) & set(_MAMBA):
+        mamba = mamba2(fields)
+        mixers = [mamba if kind in _MAMBA else None for kind in kinds]
     rotates = fields.raw("position_embedding_type") == "rope"
     fields = fields.without("layer_types")  # of which others have windows
-    return granite(fields, architecture, mlp, rope if rotates else None, _NAMES)
+    return granite(fields, architecture, mlp, rope if rotates else None, _NAMES, mixers)
 
 
 def _mlp(fields: Fields, architecture: str) -> Gated | MoE:

@@ -97,6 +97,21 @@ def test_longrope_beyond_the_original_length(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
 
 
+def test_limits_of_time_steps(tmp_path: Path) -> None:
+    """In whole passes: transformers does not limit those of tokens that it decodes."""
+    architecture, fields = FAMILIES["granite4-mamba"]
+    fields = {**fields, "time_step_limit": [0.3, 0.9]}
+    pair = Pair(tmp_path, write_checkpoint(tmp_path, architecture, **fields))
+    token_ids = _tokens(LENGTH)
+    logits = pair.ours.logits(token_ids, [20, 1, 1, LENGTH - 22])
+    pair.check(logits, token_ids)
+    config = tmp_path / "config.json"
+    changed = {**json.loads(config.read_text(encoding="utf-8")), "time_step_limit": None}
+    config.write_text(json.dumps(changed), encoding="utf-8")
+    without = PagedModel(tmp_path, max_model_len=96).logits(token_ids)
+    assert (without - logits).abs().max() > 0.05
+
+
 def test_layers_for_speculative_decoding_are_left_out(tmp_path: Path) -> None:
     architecture, fields = FAMILIES["glm-moe"]
     write_checkpoint(tmp_path, architecture, **fields)
@@ -115,8 +130,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "original_max_position_embeddings: is missing",
     ),
     "granite4": (
-        {"layer_types": ["mamba", "attention", "mamba"]},
-        "layer_types: is supported only",
+        {"layer_types": ["mamba", "attention", "conv"]},
+        "layer_types: must give one of mamba, linear_attention, attention",
     ),
     "llava": (
         {"text_config": {"model_type": "phi"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from kernels.state.delta_rule import Gate, gated_delta_rule
 from kernels.state.delta_rule import reference as delta_reference
 from kernels.state.short_conv import reference as conv_reference
 from kernels.state.short_conv import short_conv
+from kernels.state.ssd import ssd
 from kernels.state.states import StateCache, StepStates
 from tests.kernels.support import DEVICE, padded, poison, randn
 
@@ -113,6 +115,55 @@ class DeltaLayer:
             "norm_eps": 1e-6,
             "num_key_heads": self.num_key_heads,
             "gate": self.gate,
+        }
+
+
+@dataclass(frozen=True)
+class SSDLayer:
+    num_heads: int = 4
+    num_groups: int = 2
+    state_size: int = 24
+    head_dim: int = 40
+    kernel_size: int = 4
+    ring_size: int = 4
+    bias: bool = True
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def channels(self) -> int:
+        return self.num_heads * self.head_dim + 2 * self.num_groups * self.state_size
+
+    def inputs(self, num_tokens: int, seed: int) -> Inputs:
+        sizes = {"inputs": self.channels, "time_steps": self.num_heads}
+        return {
+            name: randn(num_tokens, size, dtype=self.dtype, seed=2 * seed + i)
+            for i, (name, size) in enumerate(sizes.items())
+        }
+
+    def cache(self, num_blocks: int) -> StateCache:
+        sizes = (self.num_heads, self.state_size, self.head_dim)
+        return StateCache(
+            poisoned_blocks(num_blocks, self.ring_size, self.channels, dtype=self.dtype),
+            poisoned_blocks(num_blocks, *sizes, dtype=torch.float32),
+        )
+
+    def run(self, inputs: Inputs, cache: StateCache, step: StepStates) -> Tensor:
+        return ssd(**inputs, **self.weights(), cache=cache, step=step)
+
+    reference = run
+
+    def weights(self) -> dict[str, Any]:
+        """Return the other arguments than those of tokens and states."""
+        weight = randn(self.channels, self.kernel_size, dtype=self.dtype, seed=10)
+        return {
+            "conv_weight": weight,
+            "conv_bias": randn(self.channels, dtype=self.dtype, seed=13) if self.bias else None,
+            "decay": -torch.logspace(-4, 1, self.num_heads, device=DEVICE),
+            "dt_bias": randn(self.num_heads, dtype=self.dtype, seed=11),
+            "dt_limits": self.dt_limits,
+            "skip": randn(self.num_heads, dtype=self.dtype, seed=12),
+            "num_groups": self.num_groups,
         }
 
 

@@ -16,6 +16,7 @@ from tests.kernels.state.state_cases import (
     DeltaLayer,
     Layer,
     Row,
+    SSDLayer,
     StateSequence,
     assert_same_state,
     run_step,
@@ -26,6 +27,8 @@ LAYERS: list[Layer] = [
     ConvLayer(channels=100, kernel_size=4, ring_size=9, bias=False, dtype=torch.bfloat16),
     DeltaLayer(),
     DeltaLayer(num_heads=2, kernel_size=3, value_dim=128, ring_size=7, dtype=torch.bfloat16),
+    SSDLayer(),
+    SSDLayer(num_groups=4, kernel_size=3, head_dim=64, ring_size=7, dtype=torch.bfloat16),
 ]
 NUM_BLOCKS = 24
 
