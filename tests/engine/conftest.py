@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.execution.memory import kv_cache_plan
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
@@ -28,3 +29,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(path, vocab_size=400, eos_token_id=0)
     return save_tokenizer(byte_level_tokenizer(), path)
+
+
+@pytest.fixture
+def checkpoints_at_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States may be kept at the end of each KV block: the tests' prompts are short."""
+    monkeypatch.setattr(kv_cache_plan, "_LEAST_INTERVAL", 1)

@@ -16,6 +16,7 @@ from engine import LLM, RequestOutput, SamplingParams
 from engine.demo import CHECKPOINT_DIR
 from engine.errors import RequestError
 from tests.factories.checkpoints import write_checkpoint
+from tests.factories.families import FAMILIES
 from tests.factories.tokenizers import byte_level_tokenizer
 
 VOCAB = 400
@@ -112,13 +113,17 @@ class Reference:
 
 @pytest.fixture(
     scope="module",
-    params=["LlamaForCausalLM", pytest.param("Qwen3ForCausalLM", marks=pytest.mark.large)],
+    params=[
+        name if name in ("llama", "lfm2") else pytest.param(name, marks=pytest.mark.large)
+        for name in ("llama", "qwen3", "lfm2", "qwen3.5")
+    ],
 )
 def reference(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Reference:
     path = tmp_path_factory.mktemp(request.param)
-    model = write_checkpoint(path, request.param, vocab_size=VOCAB, eos_token_id=0)
+    architecture, fields = FAMILIES[request.param]
+    model = write_checkpoint(path, architecture, vocab_size=VOCAB, eos_token_id=0, **fields)
     byte_level_tokenizer().save_pretrained(path)
     draw = random.Random(0)
     common = draw.choices(range(1, VOCAB), k=12)
@@ -131,6 +136,7 @@ def reference(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("checkpoints_at_each_block")
 @pytest.mark.parametrize(
     ("mode", "ahead"),
     [
