@@ -31,6 +31,10 @@ class ShortConv(nn.Module):
         if bias:
             self.conv_bias = parameter(channels, dtype=scheme.dtype, device=scheme.device)
 
+    def process_weights(self) -> None:
+        """Lay the loaded weights out as the kernels read them; a second call changes nothing."""
+        _transpose_in_memory(self.conv_weight)
+
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
         mixed = short_conv(self.in_proj(x), self.conv_weight, self.conv_bias, cache, step)
@@ -86,8 +90,19 @@ class DeltaNet(nn.Module):
 
         self.conv_weight = numbers(channels, kernel, dtype=scheme.dtype)
         self.log_decay = numbers(num_heads)
+        self._decay: Tensor | None = None
         self.dt_bias = numbers(num_heads)
         self.norm_weight = numbers(value_dim)
+
+    @property
+    def decay(self) -> Tensor:
+        """-exp(log_decay), float32 [num_heads]: by which each step of a head's decay is scaled."""
+        return -self.log_decay.exp() if self._decay is None else self._decay
+
+    def process_weights(self) -> None:
+        """Lay the loaded weights out as the kernels read them; a second call changes nothing."""
+        _transpose_in_memory(self.conv_weight)
+        self._decay = self.decay
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
@@ -99,7 +114,7 @@ class DeltaNet(nn.Module):
             beta,
             decay,
             conv_weight=self.conv_weight,
-            decay=-self.log_decay.exp(),
+            decay=self.decay,
             dt_bias=self.dt_bias,
             norm_weight=self.norm_weight,
             norm_eps=self._norm_eps,
@@ -160,6 +175,17 @@ class Mamba2(nn.Module):
         self.dt_bias = numbers(num_heads)
         self.skip = numbers(num_heads)
         self.norm_weight = numbers(size)
+        self._decay: Tensor | None = None
+
+    @property
+    def decay(self) -> Tensor:
+        """-exp(log_decay), float32 [num_heads]: by which the time steps of a head are scaled."""
+        return -self.log_decay.exp() if self._decay is None else self._decay
+
+    def process_weights(self) -> None:
+        """Lay the loaded weights out as the kernels read them; a second call changes nothing."""
+        _transpose_in_memory(self.conv_weight)
+        self._decay = self.decay
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
@@ -169,7 +195,7 @@ class Mamba2(nn.Module):
             time_steps,
             conv_weight=self.conv_weight,
             conv_bias=self.conv_bias,
-            decay=-self.log_decay.exp(),
+            decay=self.decay,
             dt_bias=self.dt_bias,
             dt_limits=self._dt_limits,
             skip=self.skip,
@@ -182,3 +208,8 @@ class Mamba2(nn.Module):
         normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + self._norm_eps)
         out: Tensor = self.out_proj((normed.flatten(1) * self.norm_weight).to(x.dtype))
         return out
+
+
+def _transpose_in_memory(weight: nn.Parameter) -> None:
+    """Store a matrix as its transpose, with the same shape."""
+    weight.data = weight.data.t().contiguous().t()

@@ -25,6 +25,7 @@ from engine.layers.linear.int8 import Int8Linear, multiplies_int8
 from engine.layers.linear.linear import Gated, GatedLinear, Linear
 from engine.layers.linear.onednn import OneDnnLinear, can_pack
 from engine.layers.mlp import GatedMLP
+from engine.layers.state_mixer import DeltaNet, Mamba2, ShortConv
 from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer, FusedLayers, can_fuse
@@ -143,7 +144,7 @@ class WeightProcessor:
         self.num_bytes_dequantized = 0
 
     def process(self, module: nn.Module) -> None:
-        """Convert the projections below `module`, a layer of the model, which must be loaded.
+        """Convert the weights below `module`, a layer of the model, which must be loaded.
 
         The weight of each is freed before the next is processed.
 
@@ -165,6 +166,8 @@ class WeightProcessor:
                 self.process(child)
             elif (method := self._placed(self._methods.of_layer(child))) is not None:
                 setattr(module, name, method)
+        if isinstance(module, (ShortConv, DeltaNet, Mamba2)):
+            module.process_weights()
         if isinstance(module, GatedMLP):
             fuse_quantisation(module)
         if isinstance(module, DecoderLayer):
