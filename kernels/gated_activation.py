@@ -1,4 +1,4 @@
-"""Gated activations of an MLP (Shazeer, 2020): SwiGLU and GEGLU.
+"""Gated activations of an MLP (Shazeer, 2020), SwiGLU and GEGLU, and the gate of attention.
 
 One program computes one tile of a row, so that the wide rows of large models fill the device even
 when there are few rows. Computed in float32 and rounded once.
@@ -13,7 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import cpu, dependent_launch, device
-from kernels.checks import FLOATS, check_dtype, check_last_stride
+from kernels.checks import (
+    FLOATS,
+    check_contiguous,
+    check_dtype,
+    check_last_stride,
+    check_like,
+    check_shape,
+)
 from kernels.cpu.activation import ACTIVATIONS, Activation
 from kernels.dependent_launch import start_next, wait
 from kernels.device import cdiv, next_power_of_2
@@ -63,6 +70,31 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
             **dependent_launch.options(flat.device),
         )
     return out
+
+
+def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """Return `x * sigmoid(gate)`, both rounded (Qiu et al., 2025, gated attention).
+
+    On a CPU with our kernels a value depends on its own arguments alone, to the last bit: torch
+    computes the first of many values otherwise than the last.
+
+    Args:
+        x: float [T, heads, D], contiguous.
+        gate: of the shape and dtype of `x`; tokens and heads may be strided.
+
+    Raises:
+        ValueError: an argument has a wrong shape, dtype, stride or device.
+    """
+    check_dtype("x", x, *FLOATS)
+    check_shape("x", x, (None, None, None))
+    check_contiguous("x", x)
+    check_shape("gate", gate, tuple(x.shape))
+    check_like("gate", gate, x)
+    check_last_stride("gate", gate)
+    if (fast := cpu.operations(x)) is not None:
+        gated: Tensor = fast.sigmoid_gate(x, gate)
+        return gated
+    return x * torch.sigmoid(gate)
 
 
 def reference(gate_up: Tensor, activation: Activation) -> Tensor:

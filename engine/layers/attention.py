@@ -14,6 +14,7 @@ from engine.layers.rank_group import RankGroup
 from engine.layers.rotary import Rotation
 from engine.layers.scheme import Scheme
 from kernels.attention.paged_cache import FP8
+from kernels.gated_activation import sigmoid_gate
 from kernels.rotary import rotary_and_cache
 
 
@@ -229,7 +230,7 @@ class Attention(nn.Module):
             )
         )
         if gate is not None:
-            mixed = mixed * torch.sigmoid(gate)
+            mixed = sigmoid_gate(mixed, gate)
         out: Tensor = self.o_proj(mixed.flatten(1))
         return out
 

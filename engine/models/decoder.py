@@ -362,24 +362,13 @@ class FusedLayers(nn.Module):
 
     def __init__(self, layers: Sequence[DecoderLayer], *, invariant: bool = False) -> None:
         super().__init__()
-        attention = layers[0].self_attn
-        assert attention is not None
-        self._layers = decoder_layers(
-            num_heads=attention.num_heads,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            norm_eps=layers[0].spec.norm.eps,
-            interleaved=layers[0].spec.attention.rotary_interleaved,
-            invariant=invariant,
-        )
+        self._layers = decoder_layers(invariant=invariant)
         if (group := layers[0].group) is not None:
             self._layers.sum_over(group.shared_sum)
-        self._kv_cache: Sequence[LayerCache | StateCache] | None = (
-            None  # that the layers are bound to
-        )
+        # That the layers are bound to.
+        self._kv_cache: Sequence[LayerCache | StateCache] | None = None
         for layer in layers:
-            assert layer.self_attn is not None
-            self._layers.append(_tensors(layer), layer.self_attn.sliding_window)
+            self._layers.append(_tensors(layer), _numbers(layer), _kind(layer.spec))
 
     def forward(
         self,
@@ -392,12 +381,13 @@ class FusedLayers(nn.Module):
 
         Args:
             x: [T, hidden_size], the embeddings.
-            kv_cache: one entry per layer; T slots of each are written.
+            kv_cache: one entry per layer; T slots of each are written, or the states of its rows.
         """
         if kv_cache is not self._kv_cache:  # a list of tensors takes time to pass
-            self._layers.bind(*map(list, zip(*kv_cache, strict=True)))
+            self._layers.bind(*map(list, zip(*map(_bound, kv_cache), strict=True)))
             self._kv_cache = kv_cache
         groups = range(batch.num_groups)
+        states = batch.states
         out: tuple[Tensor, Tensor] = self._layers.forward(
             x,
             *rotary,
@@ -405,6 +395,7 @@ class FusedLayers(nn.Module):
             batch.query_start_loc,
             batch.seq_lens,
             [batch.group_tables(group) for group in groups],
+            [] if states is None else [states.reads, states.writes, states.saves],
         )
         return out
 
@@ -414,50 +405,73 @@ class FusedLayers(nn.Module):
 
 
 def can_fuse(layers: Sequence[DecoderLayer]) -> bool:
-    """Return whether `layers` can be fused: they are Llama's, and their projections panels."""
+    """Return whether `layers` can be fused: by their specs, and all their linears are packed."""
     group = layers[0].group
+    mixers = (layer.spec.mixer for layer in layers)
+    first = next(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
     return (group is None or group.shared_sum is not None) and all(
-        _is_llama(layer.spec, layers[0].spec)
+        fuses(layer.spec, first)
         and all(isinstance(each, CpuPackedLinear) for each in _projections(layer).values())
         for layer in layers
     )
 
 
-def _is_llama(layer: LayerSpec, first: LayerSpec) -> bool:
-    """Return whether the operation computes such a layer, in one call with the layer `first`."""
-    attention, others = layer.mixer, first.mixer
-    if not (isinstance(attention, AttentionSpec) and isinstance(others, AttentionSpec)):
-        return False
+def fuses(layer: LayerSpec, first: AttentionSpec) -> bool:
+    """Return whether the operation computes such a layer, in one call with attention as `first`."""
     return (
         layer.norms == "pre"
         and layer.residual_multiplier == 1.0
-        and layer.norm == first.norm == NormSpec("rms", layer.norm.eps)
-        and attention.qk_norm in (None, layer.norm)
-        and attention.rope == others.rope
-        and attention.rotary_dim == others.rotary_dim
-        and attention.rotary_interleaved == others.rotary_interleaved
-        and attention.query_scaling == others.query_scaling
-        and attention.scale == attention.head_dim**-0.5
-        and attention.soft_cap is None
-        and not attention.has_sinks
-        and not attention.qk_norm_is_wide
-        and not attention.has_gate
+        and layer.norm.kind == "rms"
         and isinstance(layer.mlp, Gated)
         and layer.mlp.activation == "silu"
+        and (not isinstance(layer.mixer, AttentionSpec) or _fuses_attention(layer.mixer, first))
     )
 
 
+def _fuses_attention(attention: AttentionSpec, first: AttentionSpec) -> bool:
+    return (
+        (attention.qk_norm is None or attention.qk_norm.kind == "rms")
+        and not attention.qk_norm_is_wide
+        and attention.rope == first.rope
+        and attention.rotary_dim == first.rotary_dim
+        and attention.query_scaling == first.query_scaling
+        and attention.soft_cap is None
+        and not attention.has_sinks
+    )
+
+
+def _kind(layer: LayerSpec) -> str:
+    """Return the name of a layer's mixer; as in csrc/decoder_layers.h, as all that follows."""
+    match layer.mixer:
+        case AttentionSpec():
+            return "attention"
+        case ConvSpec():
+            return "short_conv"
+        case DeltaSpec():
+            return "delta_rule"
+
+
 def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
-    attention = layer.self_attn
-    assert attention is not None
-    assert isinstance(layer.attention_norm, RMSNorm)
-    assert isinstance(layer.mlp_norm, RMSNorm)
-    tensors: dict[str, Tensor] = {
-        "input_layernorm.weight": layer.attention_norm.weight,
-        "post_attention_layernorm.weight": layer.mlp_norm.weight,
-    }
-    for name, norm in (("q_norm", attention.q_norm), ("k_norm", attention.k_norm)):
+    tensors: dict[str, Tensor] = {}
+    norms = {"input_layernorm": layer.attention_norm, "post_attention_layernorm": layer.mlp_norm}
+    match mixer := layer.self_attn or layer.state_mixer:
+        case Attention():
+            norms |= {"q_norm": mixer.q_norm, "k_norm": mixer.k_norm}
+        case ShortConv():
+            if mixer.conv_bias is not None:
+                tensors["conv_bias"] = mixer.conv_bias
+        case DeltaNet():
+            tensors |= {
+                "decay": mixer.decay,
+                "dt_bias": mixer.dt_bias,
+                "norm_weight": mixer.norm_weight,
+            }
+    if not isinstance(mixer, Attention):
+        assert mixer is not None
+        tensors["conv_weight"] = mixer.conv_weight.t().contiguous()
+    for name, norm in norms.items():
         if norm is not None:
+            assert isinstance(norm, RMSNorm)
             tensors[f"{name}.weight"] = norm.weight
     for name, projection in _projections(layer).items():
         assert isinstance(projection, CpuPackedLinear)
@@ -467,12 +481,47 @@ def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
 
 
 def _projections(layer: DecoderLayer) -> dict[str, nn.Module]:
-    attention, mlp = layer.self_attn, layer.mlp
-    assert attention is not None
+    mixer, mlp = layer.self_attn or layer.state_mixer, layer.mlp
     assert isinstance(mlp, GatedMLP)
-    return {
-        "qkv_proj": attention.qkv_proj,
-        "o_proj": attention.o_proj,
-        "gate_up_proj": mlp.gate_up_proj,
-        "down_proj": mlp.down_proj,
+    projections = {"gate_up_proj": mlp.gate_up_proj, "down_proj": mlp.down_proj}
+    if isinstance(mixer, Attention):
+        return {"qkv_proj": mixer.qkv_proj, "o_proj": mixer.o_proj, **projections}
+    assert mixer is not None
+    if isinstance(mixer, DeltaNet):
+        projections["gates"] = mixer.gates
+    return {"in_proj": mixer.in_proj, "out_proj": mixer.out_proj, **projections}
+
+
+def _numbers(layer: DecoderLayer) -> dict[str, float]:
+    spec = layer.spec
+    numbers: dict[str, float] = {
+        "norm_eps": spec.norm.eps,
+        "unit_offset": spec.norm.unit_offset,
     }
+    match spec.mixer:
+        case AttentionSpec() as attention:
+            numbers |= {
+                "num_heads": attention.num_heads,
+                "num_kv_heads": attention.num_kv_heads,
+                "head_dim": attention.head_dim,
+                "scale": attention.scale,
+                "sliding_window": attention.window or 0,
+                "rotary_interleaved": attention.rotary_interleaved,
+                "has_gate": attention.has_gate,
+            }
+            if (norm := attention.qk_norm) is not None:
+                numbers |= {"qk_norm_eps": norm.eps, "qk_unit_offset": norm.unit_offset}
+        case DeltaSpec() as delta:
+            numbers |= {
+                "num_heads": delta.num_heads,
+                "num_key_heads": delta.num_key_heads,
+                "gated_norm_eps": delta.norm_eps,
+                "gate_is_sigmoid": delta.gate == "sigmoid",
+            }
+    return {name: float(number) for name, number in numbers.items()}
+
+
+def _bound(cache: LayerCache | StateCache) -> tuple[Tensor, Tensor | None, int]:
+    if isinstance(cache, LayerCache):
+        return cache.key, cache.value, cache.group
+    return cache.ring, cache.state, 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.cpu.activation import ACTIVATIONS, Activation
-from kernels.gated_activation import gated_activation, reference
+from kernels.gated_activation import gated_activation, reference, sigmoid_gate
 from tests.kernels.support import DEVICE, assert_close, each_dtype, padded, randn, take_path
 from tests.kernels.vast_memory import vast_zeros
 
@@ -89,3 +89,44 @@ def test_wrong_arguments_are_named() -> None:
         gated_activation(ones.mT, "gelu")
     with pytest.raises(ValueError, match="activation: must be one of silu, gelu, gelu_tanh"):
         gated_activation(ones, "exact")  # type: ignore[arg-type]
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 3, 31), (2, 0, 4), (40, 8, 256)])
+def test_sigmoid_gate_any_shape_matches_torch(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    tokens, heads, size = shape
+    x, gate = (randn(*shape, dtype=dtype, seed=seed) * 3 for seed in (1, 2))
+    strided = padded(torch.cat((x, gate), -1).view(tokens, 2 * heads * size))
+    gate = strided.unflatten(-1, (heads, 2 * size))[..., size:]
+    out = sigmoid_gate(x, gate)
+    assert out.is_contiguous()
+    # The sigmoid and the result are both rounded.
+    torch.testing.assert_close(out, x * gate.sigmoid(), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+@each_dtype
+def test_sigmoid_gate_far_from_zero_is_open_or_closed(dtype: torch.dtype) -> None:
+    gate = torch.tensor([-1e4, -200.0, 0.0, 200.0, 1e4], dtype=dtype, device=DEVICE).view(1, 1, 5)
+    expected = torch.tensor([0, 0, 1, 2, 2], dtype=dtype, device=DEVICE).view(1, 1, 5)
+    assert torch.equal(sigmoid_gate(torch.full_like(gate, 2), gate), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("x", torch.ones(2, 3, 4, dtype=torch.int64), "x: must be"),
+        ("x", torch.ones(2, 12), r"x: must have shape \[any, any, any\]"),
+        ("x", torch.ones(2, 4, 3).mT, "x: must be contiguous"),
+        ("gate", torch.ones(2, 3, 5), r"gate: must have shape \[2, 3, 4\]"),
+        ("gate", torch.ones(2, 3, 4).half(), "gate: must be torch"),
+        ("gate", torch.ones(2, 4, 3).mT, "gate: the last dimension"),
+    ],
+)
+def test_sigmoid_gate_wrong_arguments_are_named(
+    name: str, wrong: torch.Tensor, message: str
+) -> None:
+    arguments = {"x": torch.ones(2, 3, 4), "gate": torch.ones(2, 3, 4), name: wrong}
+    with pytest.raises(ValueError, match=message):
+        sigmoid_gate(**{key: x.to(DEVICE) for key, x in arguments.items()})

@@ -1,5 +1,5 @@
 // SiLU and GELU, alone (in which a result depends on its value alone) and of the gates of SwiGLU and
-// GEGLU; computed in float32 and rounded once.
+// GEGLU, computed in float32 and rounded once; the sigmoid of attention's output gate.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -46,9 +46,27 @@ void gated_activation(const GatedActivation<T>& a) {
   for_activation(a.activation, [&](auto kind) { apply<T, kind()>(a); });
 }
 
+template <typename T>
+void sigmoid_gate(const SigmoidGate<T>& a) {
+  const Vec one(1.0f);
+  at::parallel_for(0, a.tokens * a.heads, grain(4 * a.dim), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T* x = a.x + i * a.dim;
+      const T* gate = a.gate + i / a.heads * a.gate_stride + i % a.heads * a.gate_head_stride;
+      T* out = a.out + i * a.dim;
+      for (int64_t j = 0; j < a.dim; j += W) {
+        const int64_t n = std::min(W, a.dim - j);
+        const Vec sigmoid = sigmoid_times<float>(one, widen(gate + j, n));  // to all bits
+        store(out + j, widen(x + j, n) * rounded<T>(sigmoid), n);
+      }
+    }
+  });
+}
+
 #define INSTANTIATE(T)                                          \
   template void plain_activation(const PlainActivation<T>&); \
-  template void gated_activation(const GatedActivation<T>&);
+  template void gated_activation(const GatedActivation<T>&); \
+  template void sigmoid_gate(const SigmoidGate<T>&);
 TRIDENT_FOR_EACH_DTYPE(INSTANTIATE)
 
 }  // namespace trident

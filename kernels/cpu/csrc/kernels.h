@@ -49,9 +49,21 @@ struct GatedActivation {
 template <typename T>
 void gated_activation(const GatedActivation<T>& a);
 
+// x * sigmoid(gate), both rounded, as torch computes it of one value after the other.
+template <typename T>
+struct SigmoidGate {
+  const T* x;     // [tokens, heads, dim], contiguous
+  const T* gate;  // likewise, strided by token and head
+  T* out;         // as x, or x
+  int64_t tokens, heads, dim, gate_stride, gate_head_stride;
+};
+
+template <typename T>
+void sigmoid_gate(const SigmoidGate<T>& a);
+
 template <typename T>
 struct Rotary {
-  const T *query, *key, *value;  // [tokens, heads, dim], strided by token
+  const T *query, *key, *value;  // [tokens, heads, dim], strided by token, queries by head too
   const float *cos, *sin;        // [tokens, half], contiguous
   const float* query_scale;        // [tokens] or null
   const T *query_norm, *key_norm;  // [dim] or null
@@ -59,8 +71,9 @@ struct Rotary {
   T* out;                           // [tokens, heads, dim], contiguous
   T *key_cache, *value_cache;      // [slots, kv_heads, dim], contiguous
   int64_t tokens, heads, kv_heads, dim, half;
-  int64_t query_stride, key_stride, value_stride;
+  int64_t query_stride, query_head_stride, key_stride, value_stride;
   float eps;
+  bool unit_offset;  // norms scale by 1 + weight, and round only after that
   bool interleaved;
 };
 

@@ -15,6 +15,9 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, bool unit_off
 std::tuple<Tensor, Tensor> rms_norm_add(
     const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, bool unit_offset);
 
+// Both are [tokens, heads, dim]; x is contiguous.
+Tensor sigmoid_gate(const Tensor& x, const Tensor& gate);
+
 Tensor rotary_and_cache(
     const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& cos,
     const Tensor& sin, Tensor key_cache, Tensor value_cache, const Tensor& slot_mapping,

@@ -16,16 +16,18 @@ template <typename T>
 struct Head {
   const T* x;
   const T* weight;
+  bool unit_offset;
   Vec scale;
 
-  Head(const T* x, const T* weight, int64_t dim, float eps) : x(x), weight(weight), scale(1.0f) {
+  Head(const Rotary<T>& a, const T* x, const T* weight)
+      : x(x), weight(weight), unit_offset(a.unit_offset), scale(1.0f) {
     if (weight != nullptr) {
       Vec squares(0.0f);
-      for (int64_t i = 0; i < dim; i += W) {
-        const Vec value = widen(x + i, std::min(W, dim - i));
+      for (int64_t i = 0; i < a.dim; i += W) {
+        const Vec value = widen(x + i, std::min(W, a.dim - i));
         squares = at::vec::fmadd(value, value, squares);
       }
-      scale = inverse_rms(squares, dim, eps);
+      scale = inverse_rms(squares, a.dim, a.eps);
     }
   }
 
@@ -34,7 +36,9 @@ struct Head {
     if (weight == nullptr) {
       return value;
     }
-    return rounded<T>(rounded<T>(value * scale) * widen(weight + i, n));
+    const Vec factor = widen(weight + i, n);
+    return rounded<T>(
+        unit_offset ? value * scale * (Vec(1.0f) + factor) : rounded<T>(value * scale) * factor);
   }
 };
 
@@ -83,9 +87,9 @@ void rotary_and_cache(const Rotary<T>& a) {
     for (int64_t token = begin; token < end; ++token) {
       const float factor = a.query_scale == nullptr ? 1.0f : a.query_scale[token];
       for (int64_t h = 0; h < a.heads; ++h) {
-        const T* x = a.query + token * a.query_stride + h * a.dim;
+        const T* x = a.query + token * a.query_stride + h * a.query_head_stride;
         T* out = a.out + (token * a.heads + h) * a.dim;
-        rotate(a, Head<T>(x, a.query_norm, a.dim, a.eps), token, factor, wide.data(), out);
+        rotate(a, Head<T>(a, x, a.query_norm), token, factor, wide.data(), out);
       }
       if (a.slots[token] < 0) {
         continue;
@@ -94,7 +98,7 @@ void rotary_and_cache(const Rotary<T>& a) {
       for (int64_t h = 0; h < a.kv_heads; ++h) {
         const T* x = a.key + token * a.key_stride + h * a.dim;
         T* out = a.key_cache + slot + h * a.dim;
-        rotate(a, Head<T>(x, a.key_norm, a.dim, a.eps), token, 1.0f, wide.data(), out);
+        rotate(a, Head<T>(a, x, a.key_norm), token, 1.0f, wide.data(), out);
       }
       const T* value = a.value + token * a.value_stride;
       std::memcpy(a.value_cache + slot, value, a.kv_heads * a.dim * sizeof(T));
