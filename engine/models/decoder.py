@@ -424,6 +424,7 @@ def fuses(layer: LayerSpec, first: AttentionSpec) -> bool:
         and layer.norm.kind == "rms"
         and isinstance(layer.mlp, Gated)
         and layer.mlp.activation == "silu"
+        and not isinstance(layer.mixer, SSDSpec)
         and (not isinstance(layer.mixer, AttentionSpec) or _fuses_attention(layer.mixer, first))
     )
 
@@ -442,13 +443,8 @@ def _fuses_attention(attention: AttentionSpec, first: AttentionSpec) -> bool:
 
 def _kind(layer: LayerSpec) -> str:
     """Return the name of a layer's mixer; as in csrc/decoder_layers.h, as all that follows."""
-    match layer.mixer:
-        case AttentionSpec():
-            return "attention"
-        case ConvSpec():
-            return "short_conv"
-        case DeltaSpec():
-            return "delta_rule"
+    kinds = {AttentionSpec: "attention", ConvSpec: "short_conv", DeltaSpec: "delta_rule"}
+    return kinds[type(layer.mixer)]
 
 
 def _tensors(layer: DecoderLayer) -> dict[str, Tensor]:
