@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine import LLM, RequestOutput, SamplingParams
+from engine.models.registry import read_model_spec
+from engine.models.spec import MoE
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.families import FAMILIES
+from tests.factories.forms import runs_panels
 from tests.factories.greedy import Answer, GreedyReference, check_answer, check_blocks
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
 
@@ -149,3 +154,42 @@ def test_more_conversations_than_checkpoints(hybrid: Hybrid) -> None:
         llm.generate(others, SamplingParams(max_tokens=3), use_tqdm=False)
         outputs = hybrid.ask(llm)
         hybrid.check(outputs, llm)
+
+
+def bits(outputs: Sequence[RequestOutput]) -> list[list[tuple[list[int], list[float]]]]:
+    """Return the tokens of all samples, and their log-probabilities, to the last bit."""
+    return [
+        [
+            (each.token_ids, [found.logprob for at in each.logprobs or [] for found in at.values()])
+            for each in output.outputs
+        ]
+        for output in outputs
+    ]
+
+
+@pytest.mark.skipif(
+    not runs_panels(torch.float32),
+    reason="this CPU has no products of ours, or the kernels are not built",
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("samples", [1, 3])
+def test_deterministic_answers_have_the_same_bits(hybrid: Hybrid, dtype: str, samples: int) -> None:
+    if any(isinstance(layer.mlp, MoE) for layer in read_model_spec(hybrid.path).layers):
+        pytest.skip("a mixture is not deterministic on a CPU")
+    params = SamplingParams(
+        n=samples, temperature=0.7, seed=3, max_tokens=MAX_TOKENS, logprobs=1, ignore_eos=True
+    )
+    make = partial(hybrid.llm, dtype=dtype, deterministic=True)
+    expected = bits(hybrid.ask(make(enable_prefix_caching=False), params))
+    blocks = 1 + -(-MAX_MODEL_LEN // 16) + 8
+    for settings in (
+        {"max_num_batched_tokens": 16},
+        {"max_num_batched_tokens": 64, "async_scheduling": True},
+        {"max_num_batched_tokens": 200, "block_size": 32},
+        {"num_gpu_blocks_override": blocks},
+        {"num_gpu_blocks_override": blocks, "swap_space": 0.01, "async_scheduling": True},
+        {"max_num_seqs": 1},
+    ):
+        llm = make(**settings)
+        for turn in ("cold", "hit"):
+            assert bits(hybrid.ask(llm, params)) == expected, (settings, turn)
