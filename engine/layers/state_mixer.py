@@ -51,6 +51,7 @@ class DeltaNet(nn.Module):
     Args:
         num_key_heads: heads of queries and keys, each of which serves several heads of values.
         gate: activation of the output's gate.
+        by_key_head: as in `engine.models.spec.DeltaSpec`.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class DeltaNet(nn.Module):
         kernel: int,
         norm_eps: float,
         gate: Literal["silu", "sigmoid"],
+        by_key_head: bool = False,
         scheme: Scheme,
     ) -> None:
         super().__init__()
@@ -72,11 +74,20 @@ class DeltaNet(nn.Module):
         self._gate = gate
         channels = 2 * num_key_heads * key_dim + num_heads * value_dim
         self._sizes = [channels, num_heads * value_dim]
+        # Values of a key head, and of each kind of what is side by side for it.
+        per_head = num_heads // num_key_heads
+        values = per_head * value_dim
+        self._head_sizes = [key_dim, key_dim, values, values] if by_key_head else None
+        self._head_gates = [per_head, per_head]
         inputs = {"in_proj_qkv": channels, "in_proj_z": num_heads * value_dim}
+        gates = {"in_proj_b": num_heads, "in_proj_a": num_heads}
+        if by_key_head:
+            inputs = {"in_proj_qkvz": sum(self._sizes)}
+            gates = {"in_proj_ba": 2 * num_heads}
         self.in_proj = scheme.at("in_proj").linear(hidden_size, inputs, bias=False)
         self.gates: nn.Module = FloatLinear(
             hidden_size,
-            {"in_proj_b": num_heads, "in_proj_a": num_heads},
+            gates,
             bias=False,
             dtype=scheme.dtype,
             device=scheme.device,
@@ -106,8 +117,14 @@ class DeltaNet(nn.Module):
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
-        qkv, z = self.in_proj(x).split(self._sizes, dim=-1)
-        beta, decay = self.gates(x).chunk(2, dim=-1)
+        inputs, gates = self.in_proj(x), self.gates(x)
+        if self._head_sizes is None:
+            qkv, z = inputs.split(self._sizes, dim=-1)
+            beta, decay = gates.chunk(2, dim=-1)
+        else:
+            *parts, z = self._by_kind(inputs, self._head_sizes)
+            qkv = torch.cat(parts, dim=-1)
+            beta, decay = self._by_kind(gates, self._head_gates)
         mixed = gated_delta_rule(
             qkv,
             z,
@@ -125,6 +142,11 @@ class DeltaNet(nn.Module):
         )
         out: Tensor = self.out_proj(mixed)
         return out
+
+    def _by_kind(self, x: Tensor, sizes: list[int]) -> list[Tensor]:
+        """Return what the key heads have side by side, each kind of all heads together."""
+        by_head = x.view(len(x), self._num_key_heads, -1)
+        return [part.flatten(1) for part in torch.split(by_head, sizes, dim=-1)]
 
 
 class Mamba2(nn.Module):

@@ -111,6 +111,7 @@ def _state_mixer(
         kernel=spec.kernel,
         norm_eps=spec.norm_eps,
         gate=spec.gate,
+        by_key_head=spec.by_key_head,
         scheme=scheme,
     )
 
@@ -425,6 +426,7 @@ def fuses(layer: LayerSpec, first: AttentionSpec) -> bool:
         and isinstance(layer.mlp, Gated)
         and layer.mlp.activation == "silu"
         and not isinstance(layer.mixer, SSDSpec)
+        and not (isinstance(layer.mixer, DeltaSpec) and layer.mixer.by_key_head)
         and (not isinstance(layer.mixer, AttentionSpec) or _fuses_attention(layer.mixer, first))
     )
 

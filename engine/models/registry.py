@@ -64,6 +64,7 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": "qwen_moe",
     "Qwen3VLForConditionalGeneration": "qwen_vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen_vl",
+    "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3_5ForCausalLM": "qwen3_5",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForCausalLM": "qwen3_5",

@@ -158,6 +158,8 @@ class DeltaSpec:
         kernel: tokens that the convolution sees.
         norm_eps: of the norm over each head of the output, before the output's gate.
         gate: activation of that gate.
+        by_key_head: the checkpoint has the projections of each key head side by side, with those of
+            the values that it serves (Qwen3-Next).
     """
 
     num_key_heads: int
@@ -167,6 +169,7 @@ class DeltaSpec:
     kernel: int
     norm_eps: float
     gate: Literal["silu", "sigmoid"] = "silu"
+    by_key_head: bool = False
 
     @property
     def channels(self) -> int:

@@ -280,6 +280,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**MOE, "norm_topk_prob": True}),
     "qwen3": ("Qwen3ForCausalLM", {}),
     "qwen3.5": ("Qwen3_5ForCausalLM", {**QWEN3_5, "attention_bias": True}),
+    "qwen3-next": (
+        "Qwen3NextForCausalLM",
+        {**QWEN3_5, **MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
+    ),
     "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", {**QWEN3_5, **QWEN3_5_MOE}),
     "seed-oss": ("SeedOssForCausalLM", {"attention_out_bias": True, "head_dim": 24}),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),

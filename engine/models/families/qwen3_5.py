@@ -11,10 +11,10 @@ from typing import Literal
 from engine.fields import Fields
 from engine.models import parsing
 from engine.models.rope import parse_rope, rotary_dim
-from engine.models.spec import DeltaSpec, Gated, LayerSpec, ModelSpec, MoE
+from engine.models.spec import AttentionSpec, DeltaSpec, Gated, LayerSpec, ModelSpec, MoE, NormSpec
 from engine.models.tensor_names import LLAMA_NAMES, TensorNames
 
-_LINEAR = "linear_attention"
+LINEAR = "linear_attention"
 # Far more than those of all models, and states of them can be counted in bytes.
 _MOST_HEADS = 4096
 _MOST_DIM = 1024
@@ -25,7 +25,7 @@ _GATES: dict[str, Literal["silu", "sigmoid"]] = {
     "sigmoid": "sigmoid",
 }
 _MOE = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
-_NAMES = TensorNames(
+NAMES = TensorNames(
     renamed=(
         *LLAMA_NAMES.renamed,
         ("mlp.router", "mlp.gate"),
@@ -46,11 +46,22 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     """Make the spec of a model of the fields of its `config.json`."""
     fields = parsing.text_part(fields) or fields
     is_moe = architecture in _MOE
-    parsing.refuse(fields, attn_output_gate=True)
     norm = parsing.rms_norm(fields, unit_offset=True)
-    heads = parsing.heads(fields, num_kv_heads=2 if is_moe else 4, head_dim=256)
+    attention = gated_attention(fields, norm, num_kv_heads=2 if is_moe else 4)
+    linear = delta(fields)
+    mlp = _experts(fields) if is_moe else Gated(fields.integer("intermediate_size"))
+    layers = [
+        LayerSpec(linear if kind == LINEAR else attention, mlp, norm) for kind in kinds(fields)
+    ]
+    return parsing.model_spec(fields, architecture, layers, norm, tensor_names=NAMES)
+
+
+def gated_attention(fields: Fields, norm: NormSpec, *, num_kv_heads: int) -> AttentionSpec:
+    """Make the spec of the layers with attention; `num_kv_heads` where the field is absent."""
+    parsing.refuse(fields, attn_output_gate=True)
+    heads = parsing.heads(fields, num_kv_heads=num_kv_heads, head_dim=256)
     bias = fields.boolean("attention_bias", default=False)
-    attention = parsing.attention(
+    return parsing.attention(
         heads,
         parse_rope(fields, is_partial=True),
         rotary_dim=rotary_dim(fields, heads.head_dim, factor=0.25),
@@ -59,24 +70,19 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
         qk_norm=norm,
         has_gate=True,
     )
-    delta = _delta(fields)
-    mlp = _experts(fields) if is_moe else Gated(fields.integer("intermediate_size"))
-    layers = [
-        LayerSpec(delta if kind == _LINEAR else attention, mlp, norm) for kind in _kinds(fields)
-    ]
-    return parsing.model_spec(fields, architecture, layers, norm, tensor_names=_NAMES)
 
 
-def _kinds(fields: Fields) -> list[str]:
+def kinds(fields: Fields) -> list[str]:
     """Return of which kind each layer is."""
-    kinds = parsing.layer_types(fields, (_LINEAR, parsing.FULL))
-    if kinds is not None:
-        return kinds
+    types = parsing.layer_types(fields, (LINEAR, parsing.FULL))
+    if types is not None:
+        return types
     every = fields.integer("full_attention_interval", default=4)
-    return [_LINEAR if (i + 1) % every else parsing.FULL for i in range(parsing.num_layers(fields))]
+    return [LINEAR if (i + 1) % every else parsing.FULL for i in range(parsing.num_layers(fields))]
 
 
-def _delta(fields: Fields) -> DeltaSpec:
+def delta(fields: Fields) -> DeltaSpec:
+    """Make the spec of the layers with linear attention."""
     if parsing.gated_activation(fields) != "silu":  # of the convolution too
         raise fields.unsupported("hidden_act", "is supported only if it is silu")
     gate = fields.text("output_gate_type", default="silu")

@@ -42,7 +42,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
             moe if is_sparse else dense,
             norm,
         )
-        for is_sparse in _sparse_layers(fields)
+        for is_sparse in sparse_layers(fields)
     ]
     return parsing.model_spec(
         fields,
@@ -53,7 +53,7 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     )
 
 
-def _sparse_layers(fields: Fields) -> list[bool]:
+def sparse_layers(fields: Fields) -> list[bool]:
     """Return which layers are mixtures."""
     every, dense = fields.integer("decoder_sparse_step", default=1), fields.raw("mlp_only_layers")
     dense = fields.integers("mlp_only_layers") if dense else ()
