@@ -73,6 +73,49 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
+    # The shapes of LFM2-1.2B and of the text of Qwen3.5-0.8B, with their vocabularies.
+    "lfm2-1.2b": (
+        "Lfm2ForCausalLM",
+        {
+            "vocab_size": 65536,
+            "hidden_size": 2048,
+            "intermediate_size": 12288,  # of which 8192 are left
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "layer_types": [
+                "full_attention" if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)
+            ],
+            "max_position_embeddings": 128000,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-0.8b": (
+        "Qwen3_5ForCausalLM",
+        {
+            "vocab_size": 248320,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000000,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [11, 11, 10],
+                "mrope_interleaved": True,
+            },
+            "max_position_embeddings": 262144,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 
