@@ -83,6 +83,8 @@ def parts_of(spec: ModelSpec, name: str) -> tuple[ShardRange, ...]:
     Args:
         name: ours of the tensor, or of its projection.
     """
+    if spec.num_ranks == 1:
+        return ()
     if (layer := _LAYER.match(name)) is None:
         return () if spec.vocabulary is None else (spec.vocabulary,)
     path = name[layer.end() :].split(".")

@@ -30,6 +30,7 @@ _PROJECTIONS = (
     *("w1", "w2", "w3"),  # Mixtral's
     *("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),  # Falcon's
     *("input_linear", "output_linear"),  # Granite's
+    *("in_proj", "in_proj_qkv", "in_proj_z", "out_proj"),  # of layers that keep states
 )
 
 
@@ -179,12 +180,18 @@ MXFP4: tuple[dict[str, Any], Quantizer] = (
 
 
 def write_quantized(
-    name: str, folder: Path, architecture: str = "Qwen2ForCausalLM", **settings: Any
+    name: str,
+    folder: Path,
+    architecture: str = "Qwen2ForCausalLM",
+    *,
+    floats_in: str | None = None,
+    **settings: Any,
 ) -> tuple[Path, Path]:
     """Write a checkpoint in format `name`, and the same with the weights that it stands for.
 
     Args:
         name: key of `FORMATS`, or `mxfp4`, which only experts have.
+        floats_in: a module, whose projections stay floats; the configuration does not name it.
 
     Returns:
         The two folders.
@@ -198,7 +205,7 @@ def write_quantized(
     stored = dict(floats)
     for full_name, tensor in floats.items():
         module = full_name.removesuffix(".weight")
-        if module.rpartition(".")[2] not in _PROJECTIONS:
+        if module.rpartition(".")[2] not in _PROJECTIONS or floats_in in module.split("."):
             continue
         if tensor.dim() == 3:  # all experts, inputs first
             _, columns, rows = tensor.shape

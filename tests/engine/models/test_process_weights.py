@@ -25,6 +25,7 @@ from engine.models.process_weights import (
 from kernels.cpu import linear as panels
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.errors import refuses
+from tests.factories.families import FAMILIES
 from tests.factories.forms import FLOATS, in_panels, quantizes, rounding, runs_panels
 from tests.factories.paged_model import PagedModel
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
@@ -81,6 +82,42 @@ def test_the_model_computes_the_same_with_packed_weights(
     found, wanted = (logits(path, dtype, convert=convert) for convert in (True, False))
     # Each of the 13 products may be rounded to the other side: independent errors.
     assert relative_error(found, wanted) < 13**0.5 * 2 * rounding(dtype) + 1e-5
+
+
+@each_kernels
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_quantised_state_mixers_keep_gates_and_convolution_as_floats(
+    family: str,
+    quantization: Quantization,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ours: bool,
+) -> None:
+    if quantization == "int4" and not ours:
+        pytest.skip("oneDNN has no products of 4 bits")
+    _choose(monkeypatch, ours, torch.bfloat16, int8=True)
+    architecture, fields = FAMILIES[family]
+    write_checkpoint(tmp_path, architecture, **fields, initializer_range=64**-0.5)
+    wanted = PagedModel(tmp_path, dtype=torch.bfloat16).logits(TOKENS)
+    model = PagedModel(tmp_path, dtype=torch.bfloat16)
+    WeightProcessor(model.model, quantization).finish()
+    found = model.logits(TOKENS, chunks=[40, 1, 3, 46])
+    assert 1e-3 < relative_error(found, wanted) < (0.2 if quantization == "int8" else 0.8)
+    mixers = [layer.state_mixer for layer in model.model.model.layers]
+    for mixer in filter(None, mixers):
+        assert mixer.conv_weight.dtype == torch.bfloat16
+        for linear in (mixer.in_proj, mixer.out_proj):
+            if ours:
+                assert linear.tensors()["weight"].dtype == torch.uint8
+            else:
+                assert isinstance(linear, Int8Linear)
+        if family == "lfm2":
+            continue
+        if ours:
+            assert mixer.gates.tensors()["weight"].dtype == torch.bfloat16
+        else:
+            assert isinstance(mixer.gates, OneDnnLinear)
 
 
 @each_kernels

@@ -61,6 +61,13 @@ def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
         ("bitsandbytes-nf4-nested", "phi3-fused"),
         ("bitsandbytes-fp4", "gemma2"),
         ("bitsandbytes-nf4", "falcon"),
+        ("fp8-blocks", "lfm2"),
+        ("compressed-w4a16", "lfm2-vl"),
+        ("compressed-fp8-channel", "lfm2-moe"),
+        ("fp8-blocks", "qwen3.5"),
+        ("fp8-blocks", "qwen3.5-moe-vision"),
+        ("compressed-int8", "qwen3.5-moe"),
+        ("bitsandbytes-nf4", "qwen3.5-vision"),
     ],
 )
 def test_families_that_store_their_projections_otherwise(
@@ -68,6 +75,43 @@ def test_families_that_store_their_projections_otherwise(
 ) -> None:
     architecture, fields = FAMILIES[family]
     plain, quantized = write_quantized(name, tmp_path, architecture, **fields)
+    expected = PagedModel(plain).logits(TOKENS)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "ignored"),
+    [
+        (
+            "compressed-w4a16",
+            "qwen3.5",
+            {"ignore": ["lm_head", "re:.*linear_attn.*", "re:.*mtp.*"]},
+        ),
+        ("awq", "qwen3.5", {"modules_to_not_convert": ["linear_attn", "mtp"]}),
+        ("awq", "qwen3.5-vision", {"modules_to_not_convert": ["linear_attn", "visual"]}),
+        ("compressed-nvfp4", "qwen3.5", {"ignore": ["lm_head", "re:.*linear_attn.*"]}),
+        (
+            "fp8-blocks",
+            "qwen3.5",
+            {
+                "modules_to_not_convert": [
+                    f"model.layers.{i}.linear_attn.{part}"
+                    for i in (0, 2, 3)
+                    for part in ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
+                ]
+            },
+        ),
+    ],
+)
+def test_linear_attention_that_stays_floats_gives_the_logits_of_the_weights(
+    name: str, family: str, ignored: dict[str, list[str]], tmp_path: Path
+) -> None:
+    architecture, fields = FAMILIES[family]
+    plain, quantized = write_quantized(
+        name, tmp_path, architecture, floats_in="linear_attn", **fields
+    )
+    change_config(quantized, quantization_config={**FORMATS[name][0], **ignored})
     expected = PagedModel(plain).logits(TOKENS)
     assert expected.std() > 0.1
     torch.testing.assert_close(PagedModel(quantized).logits(TOKENS), expected, rtol=0, atol=2e-3)
