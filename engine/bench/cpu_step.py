@@ -1,13 +1,14 @@
 """`python -m engine.bench.cpu_step CHECKPOINT`: the time of a step on a CPU, by part.
 
-Each part is printed next to its floor: the time to read its weights or its KV, or to multiply with
-them, whichever is longer, at the rates measured on this machine in the same minute.
+Each part is printed next to its floor: the time to read its weights, KV or states, or to multiply
+with them, whichever is longer, at the rates measured on this machine in the same minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,12 @@ import torch
 
 from engine.bench import ceilings, floors
 from engine.bench.ceilings import timed
-from engine.bench.kernels.shapes import Shape
 from engine.bench.steps import Steps
 from engine.bench.tables import markdown, sizes
 from engine.errors import TridentError
 from engine.execution.model_runner import ModelRunner
 from engine.models.decoder import FusedLayers
+from engine.models.spec import AttentionSpec, ConvSpec, DeltaSpec, ModelSpec
 from kernels.cpu.draw import draw_tokens
 
 _WARM_UP_STEPS = 3
@@ -79,10 +80,7 @@ class CpuStep(Steps):
                 "-m kernels.cpu` builds the kernels"
             )
         self._layers = fused
-        spec = self._model.spec
-        layers = (spec.num_layers, spec.hidden_size, spec.layers[0].mlp.size)
-        heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._shape = Shape("", "", *layers, *heads, spec.vocab_size)
+        self._spec = self._model.spec
 
     def measure(self, batch: int, context: int) -> tuple[float, Parts]:
         """Return the seconds of a step and of its parts, means over several steps.
@@ -94,7 +92,7 @@ class CpuStep(Steps):
         self.run(_WARM_UP_STEPS, batch)
         step, parts = self._steps(_STEPS)
         with torch.inference_mode():
-            hidden = torch.randn(batch, self._shape.hidden).to(torch.bfloat16)
+            hidden = torch.randn(batch, self._spec.hidden_size).to(torch.bfloat16)
             head = partial(self._model.compute_logits, hidden)
             zeros = torch.zeros(batch, dtype=torch.float64)
             columns = (zeros, zeros.int(), zeros + 1, zeros, zeros)
@@ -118,31 +116,43 @@ class CpuStep(Steps):
     def decode_floors(self, batch: int, context: int, limits: floors.Ceilings) -> Parts:
         """Return the minimum seconds of parts of a decode step; other parts have no floor."""
         tokens = batch * (context + _WARM_UP_STEPS + _STEPS // 2)
-        return self._floors(batch, batch, tokens, tokens, limits)
+        return self._floors(batch, batch, batch, tokens, tokens, limits)
 
     def prompt_floors(self, length: int, limits: floors.Ceilings) -> Parts:
         """Return the minimum seconds of parts of a step of one prompt."""
-        return self._floors(length, 0, length, length * (length + 1) // 2, limits)
+        return self._floors(length, 1, 0, length, length * (length + 1) // 2, limits)
 
     def _floors(
-        self, rows: int, sampled: int, keys: int, pairs: int, limits: floors.Ceilings
+        self,
+        tokens: int,
+        rows: int,
+        sampled: int,
+        keys: int,
+        pairs: int,
+        limits: floors.Ceilings,
     ) -> Parts:
-        shape, rate = self._shape, "int8" if self._quantization else "bf16"
+        spec, rate = self._spec, "int8" if self._quantization else "bf16"
 
-        def gemm(size: int, weight_bytes: float, rows: int) -> float:
-            return floors.bound(weight_bytes * size, 2 * rows * size, limits, rate)
+        def gemm(size: int, weight_bytes: float, tokens: int) -> float:
+            return floors.bound(weight_bytes * size, 2 * tokens * size, limits, rate)
 
         weight_bytes = _WEIGHT_BYTES[self._quantization]
         found = {
-            name: gemm(shape.layers * outputs * inputs, weight_bytes, rows)
-            for name, (outputs, inputs) in shape.projections.items()
+            name: gemm(size, weight_bytes, tokens) for name, size in gemm_parameters(spec).items()
         }
+        heads = sum(attention.num_heads * attention.head_dim for attention in spec.attentions)
         found["attention"] = floors.bound(
-            shape.kv_bytes_per_token * keys, shape.attention_flops * pairs, limits
+            spec.kv_bytes_per_token(torch.bfloat16) * keys, 4 * heads * pairs, limits
         )
+        if numbers := sum(s.heads * s.key_dim * s.value_dim for s in spec.state_shapes):
+            # A state is read and written; each of its numbers decays, is recalled, changed and
+            # multiplied with the query.
+            found["state"] = floors.bound(
+                2 * rows * spec.state_bytes(torch.bfloat16), 8 * numbers * tokens, limits
+            )
         if sampled:
             head_bytes = 1 if self._quantization else 2
-            found["lm_head"] = gemm(shape.head_parameters, head_bytes, sampled)
+            found["lm_head"] = gemm(spec.hidden_size * spec.vocab_size, head_bytes, sampled)
         return found
 
     def _steps(self, count: int) -> tuple[float, Parts]:
@@ -153,6 +163,28 @@ class CpuStep(Steps):
             self.core.step()
         step = (time.perf_counter() - start) / count
         return step, {part: each / count for part, each in self._layers.take_seconds().items()}
+
+
+def gemm_parameters(spec: ModelSpec) -> dict[str, int]:
+    """Return how many parameters of all layers each part of a step multiplies with."""
+    found: Counter[str] = Counter()
+    for layer in spec.layers:
+        match layer.mixer:
+            case AttentionSpec() as attention:
+                values = attention.num_heads * attention.head_dim
+                keys = attention.num_kv_heads * attention.head_dim
+                found["qkv_proj"] += values * (1 + attention.has_gate) + 2 * keys
+                found["o_proj"] += values
+            case ConvSpec() as conv:
+                found["in_proj"] += 3 * conv.channels
+                found["out_proj"] += conv.channels
+            case DeltaSpec() as delta:
+                values = delta.num_heads * delta.value_dim
+                found["in_proj"] += delta.channels + values + 2 * delta.num_heads
+                found["out_proj"] += values
+        found["gate_up_proj"] += 2 * layer.mlp.size
+        found["down_proj"] += layer.mlp.size
+    return {part: spec.hidden_size * size for part, size in found.items()}
 
 
 def report(

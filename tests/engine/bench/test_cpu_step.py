@@ -1,13 +1,28 @@
 """The profile of a decode step on a CPU: its parts, their floors, and what it says of mistakes."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.bench import ceilings, cpu_step
-from engine.bench.cpu_step import CpuStep, main
+from engine.bench.cpu_step import CpuStep, gemm_parameters, main
 from engine.core.engine_core import EngineCore
+from engine.layers.linear.linear import Linear
+from engine.layers.rope import DefaultRope
+from engine.models.build import build_model
+from engine.models.spec import (
+    AttentionSpec,
+    ConvSpec,
+    DeltaSpec,
+    Gated,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+)
+from engine.models.tensor_names import LLAMA_NAMES
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.forms import in_panels
 from tests.factories.tokenizers import byte_level_tokenizer, save_tokenizer
@@ -64,6 +79,25 @@ def test_floors_follow_from_the_shapes(path: Path) -> None:
     assert products == pytest.approx(
         spec.num_layers * 2 * 10**6 * spec.hidden_size * spec.layers[0].mlp.size
     )
+
+
+def test_gemm_parameters_are_those_of_every_kind_of_layer() -> None:
+    norm = NormSpec("rms", 1e-6)
+    attention = AttentionSpec(4, 2, 16, 0.25, DefaultRope(1e4), 16, qk_norm=norm, has_gate=True)
+    delta = DeltaSpec(2, 4, key_dim=24, value_dim=20, kernel=4, norm_eps=1e-6)
+    mixers = (attention, delta, ConvSpec(64, 3), delta, replace(attention, has_gate=False))
+    layers = tuple(LayerSpec(mixer, Gated(96), norm) for mixer in mixers)
+    spec = ModelSpec(
+        "test", 160, 64, layers, norm, 128, "bfloat16", True, (), tensor_names=LLAMA_NAMES
+    )
+    meta = torch.device("meta")
+    model = build_model(spec, max_model_len=128, dtype=torch.bfloat16, device=meta)
+    expected: Counter[str] = Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            part = name.rpartition(".")[2]
+            expected["in_proj" if part == "gates" else part] += module.weight.numel()
+    assert gemm_parameters(spec) == expected
 
 
 @needs_fused_layers
