@@ -14,6 +14,7 @@ from engine.models import process_weights
 from engine.models.process_weights import check_deterministic
 from kernels.cpu import linear as panels
 from kernels.rms_norm import rms_norm
+from tests.factories import families
 from tests.factories.checkpoints import write_checkpoint
 from tests.factories.errors import refuses
 from tests.factories.forms import runs_panels
@@ -39,6 +40,8 @@ FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2ForCausalLM", {"tie_word_embeddings": True}),
     ("Qwen3ForCausalLM", {}),
     ("MistralForCausalLM", {"sliding_window": 100}),
+    families.FAMILIES["lfm2"],
+    families.FAMILIES["qwen3.5"],
 ]
 # Sizes at which products, tiles and tasks change, and any.
 COUNTS = st.one_of(st.sampled_from([1, 1, 2, 12, 13, 64, 65]), st.integers(1, 200))
