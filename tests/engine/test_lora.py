@@ -64,6 +64,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stacked": ("phi3-fused", {"r": 2, "target_modules": ["qkv_proj", "gate_up_proj"]}),
     "beside-vision": ("qwen2.5-vl", {"r": 2, "target_modules": r".*language_model.*_proj"}),
 }
+# Layers that keep states, which ranks do not have parts of.
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "short-convolution": ("lfm2", {"r": 2, "target_modules": ["in_proj", "out_proj", "w1"]}),
+    "linear-attention": ("qwen3.5", {"r": 2, "target_modules": ["in_proj_qkv", "in_proj_a"]}),
+    "by-key-head": ("qwen3-next", {"r": 2, "target_modules": ["in_proj_qkvz", "in_proj_ba"]}),
+}
 
 
 def write(path: Path, family: str, config: dict[str, Any]) -> Any:
@@ -80,9 +86,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | HYBRIDS)
 def test_answers_are_those_of_peft(case: str, tmp_path: Path) -> None:
-    greedy = GreedyReference(write(tmp_path, *CASES[case]))
+    greedy = GreedyReference(write(tmp_path, *(CASES | HYBRIDS)[case]))
     draw = random.Random(case)
     drawn = [
         greedy.draw(partial(draw.choices, range(3, VOCAB), k=k), MAX_TOKENS) for k in (1, 9, 17)

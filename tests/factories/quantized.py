@@ -30,7 +30,7 @@ _PROJECTIONS = (
     *("w1", "w2", "w3"),  # Mixtral's
     *("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),  # Falcon's
     *("input_linear", "output_linear"),  # Granite's
-    *("in_proj", "in_proj_qkv", "in_proj_z", "out_proj"),  # of layers that keep states
+    *("in_proj", "in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj"),  # of state layers
 )
 
 

@@ -65,6 +65,7 @@ def test_the_logits_are_those_of_the_weights(name: str, tmp_path: Path) -> None:
         ("compressed-w4a16", "lfm2-vl"),
         ("compressed-fp8-channel", "lfm2-moe"),
         ("fp8-blocks", "qwen3.5"),
+        ("fp8-blocks", "qwen3-next"),
         ("fp8-blocks", "qwen3.5-moe-vision"),
         ("compressed-int8", "qwen3.5-moe"),
         ("bitsandbytes-nf4", "qwen3.5-vision"),
