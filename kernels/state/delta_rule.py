@@ -11,13 +11,13 @@ The result is normalised, weighted and multiplied by an activation of the gate z
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import cpu
+from kernels import cpu, device
 from kernels.checks import (
     FLOATS,
     check_contiguous,
@@ -27,19 +27,21 @@ from kernels.checks import (
     check_like,
     check_shape,
 )
+from kernels.state import delta_chunks, delta_decode
+from kernels.state.delta_decode import L2_EPS
+from kernels.state.rings import write_rings
 from kernels.state.states import (
     StateCache,
     StepStates,
     check_blocks,
     check_states,
-    convolve,
+    convolve_tokens,
     step_rows,
-    store_rings,
+    store_row_rings,
     with_history,
 )
 
 Gate = Literal["silu", "sigmoid"]
-_L2_EPS = 1e-6  # added to the squares of a query and of a key, as by the models
 
 
 def gated_delta_rule(
@@ -57,11 +59,14 @@ def gated_delta_rule(
     gate: Gate,
     cache: StateCache,
     step: StepStates,
+    is_invariant: bool = False,
 ) -> Tensor:
     """Return the heads' results for a step's tokens; read and write their states in `cache`.
 
-    A token's result and the states depend, to the last bit, on its sequence alone: not on how that
-    is cut into steps, nor on the other rows.
+    On a CPU, and if `is_invariant`, a token's result and the states depend, to the last bit, on its
+    sequence alone: not on how that is cut into steps, nor on the other rows. Otherwise rows of
+    several tokens are computed in sub-chunks, cut at the multiples of 64 of the positions: then
+    they depend on the sequence, and on the positions at which it was cut into rows.
 
     Args:
         qkv: float [T, C]: queries [num_key_heads, K], keys [num_key_heads, K] and values [H, V] of
@@ -72,7 +77,7 @@ def gated_delta_rule(
         beta_logits: [T, H], of the dtype of `qkv`; beta is their sigmoid.
         decay_inputs: [T, H], of the dtype of `qkv`; g = decay * softplus(decay_inputs + dt_bias).
         conv_weight: [C, kernel size], of the dtype of `qkv`: the taps of each channel, the last of
-            them for the token itself. On a CPU the transpose of a contiguous tensor saves a copy.
+            them for the token itself. The transpose of a contiguous tensor saves a copy.
         decay: float32 [H], -exp(A_log).
         dt_bias: float [H]. On a CPU float32 saves a conversion, of the next too.
         norm_weight: float [V].
@@ -81,6 +86,7 @@ def gated_delta_rule(
         gate: activation of z.
         cache: ring [N, R, C], state [N, H, K, V].
         step: rows of the step, and the blocks of their states.
+        is_invariant: on a GPU compute all rows token by token, prompts too.
 
     Returns:
         [T, H * V] in the dtype of `qkv`, contiguous; computed in float32 and rounded once. Zeros
@@ -95,6 +101,33 @@ def gated_delta_rule(
     if gate not in ("silu", "sigmoid"):
         raise ValueError(f"gate: must be silu or sigmoid (got {gate!r})")
     check_states(cache, step, qkv, *conv_weight.shape)
+    if device.runs_triton(qkv):
+        assert cache.state is not None
+        conv_weight = conv_weight.t().contiguous().t()
+        arguments: dict[str, Any] = {
+            "x_ptr": qkv,
+            "z_ptr": z,
+            "beta_ptr": beta_logits,
+            "inputs_ptr": decay_inputs,
+            "conv_ptr": conv_weight,
+            "decay_ptr": decay,
+            "bias_ptr": dt_bias,
+            "norm_ptr": norm_weight,
+            "x_stride": qkv.stride(0),
+            "z_stride": z.stride(0),
+            "beta_stride": beta_logits.stride(0),
+            "inputs_stride": decay_inputs.stride(0),
+            "channel_stride": conv_weight.stride(0),
+            "tap_stride": conv_weight.stride(1),
+            "eps": norm_eps,
+            "KEY_HEADS": num_key_heads,
+            "HEADS": beta_logits.shape[1],
+            "KEY": cache.state.shape[2],
+            "VALUE": len(norm_weight),
+            "KERNEL": conv_weight.shape[1],
+            "GATE": gate,
+        }
+        return _launch(arguments, z, cache, step, is_invariant)
     if (fast := cpu.operations(qkv)) is not None:
         out: Tensor = fast.gated_delta_rule(
             qkv,
@@ -160,7 +193,7 @@ def reference(
     out = torch.zeros(z.shape, dtype=torch.float32, device=z.device)
     for row in step_rows(step):
         inputs = with_history(cache.ring, row, qkv[row.begin : row.end])
-        mixed = convolve(inputs, conv_weight, None, row.end - row.begin)
+        mixed = convolve_tokens(inputs, conv_weight, None, row.end - row.begin)
         state = cache.state[row.reads]
         for t, token in enumerate(range(row.begin, row.end)):
             query, key, value = _heads(F.silu(mixed[t]), num_key_heads, heads, value_dim)
@@ -176,7 +209,7 @@ def reference(
                 if position == row.start + t + 1:
                     cache.state[block] = state
         cache.state[row.writes] = state
-        store_rings(cache.ring, row, inputs)
+        store_row_rings(cache.ring, row, inputs)
     return out
 
 
@@ -189,7 +222,7 @@ def _heads(
     query, key, value = qkv.split((keys, keys, values))
     ratio = num_heads // num_key_heads
     query, key = (
-        (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPS)).repeat_interleave(ratio, 0)
+        (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)).repeat_interleave(ratio, 0)
         for x in (query.view(num_key_heads, -1), key.view(num_key_heads, -1))
     )
     return query * query.shape[1] ** -0.5, key, value.view(num_heads, value_dim)
@@ -198,6 +231,21 @@ def _heads(
 def _gated_norm(x: Tensor, weight: Tensor, eps: float, gates: Tensor, gate: Gate) -> Tensor:
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
     return normed * (F.silu(gates) if gate == "silu" else gates.sigmoid())
+
+
+def _launch(
+    arguments: dict[str, Any], z: Tensor, cache: StateCache, step: StepStates, is_invariant: bool
+) -> Tensor:
+    if not len(step.seq_lens) or not len(z):
+        return torch.zeros(z.shape, dtype=z.dtype, device=z.device)
+    out = torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    delta_decode.launch(arguments, cache, step, out, all_rows=is_invariant)
+    sub_chunks = step.sub_chunks_of(len(z))
+    if len(sub_chunks.items):
+        if not is_invariant:
+            delta_chunks.launch(arguments, cache, step, sub_chunks, out)
+        write_rings(arguments["x_ptr"], cache, step, gated=False)
+    return out
 
 
 def _check_tokens(qkv: Tensor, z: Tensor, beta_logits: Tensor, decay_inputs: Tensor) -> None:

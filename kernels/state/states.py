@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_contiguous, check_device, check_dtype, check_like, check_shape
+from kernels.state.sub_chunks import SubChunks, index_sub_chunks
 
 
 class StateCache(NamedTuple):
@@ -51,6 +52,7 @@ class StepStates:
         saves: [B, M, 2], pairs of a position and a block, in any order: the state after the first
             `position` tokens of the sequence also goes to `block`. Ignored if the block is -1, if
             the position is not behind the row's start, or if it is behind the row's end.
+        sub_chunks: on a GPU, of the rows of several tokens; None: each layer finds them anew.
 
     Raises:
         ValueError: an array has a wrong shape, dtype, stride or device.
@@ -61,6 +63,7 @@ class StepStates:
     reads: Tensor
     writes: Tensor
     saves: Tensor
+    sub_chunks: SubChunks | None = None
 
     def __post_init__(self) -> None:
         """Check the arrays here, once for all layers."""
@@ -78,6 +81,12 @@ class StepStates:
             check_dtype(name, tensor, torch.int32)
             check_device(name, tensor, self.seq_lens.device)
             check_contiguous(name, tensor)
+
+    def sub_chunks_of(self, num_tokens: int) -> SubChunks:
+        """Return the sub-chunks of a step of so many tokens, padding included."""
+        if self.sub_chunks is not None:
+            return self.sub_chunks
+        return index_sub_chunks(self.query_start_loc, self.seq_lens, self.writes, num_tokens)
 
 
 def check_states(
@@ -154,7 +163,7 @@ def with_history(ring: Tensor, row: StepRow, inputs: Tensor) -> Tensor:
     return torch.cat((before.masked_fill(positions[:, None] < 0, 0), inputs))
 
 
-def store_rings(ring: Tensor, row: StepRow, inputs: Tensor) -> None:
+def store_row_rings(ring: Tensor, row: StepRow, inputs: Tensor) -> None:
     """Write the rings of a row's saves and of its end; `inputs` are those of `with_history`."""
     size = ring.shape[1]
     for position, block in (*row.saves, (row.start + row.end - row.begin, row.writes)):
@@ -163,7 +172,7 @@ def store_rings(ring: Tensor, row: StepRow, inputs: Tensor) -> None:
         ring[block, positions % size] = inputs[offset : offset + size]
 
 
-def convolve(inputs: Tensor, weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tensor:
+def convolve_tokens(inputs: Tensor, weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tensor:
     """Return the causal convolution of each channel for the last tokens, float32 [num_tokens, C].
 
     The taps are added in their order, so that a token's result does not depend on the others'.

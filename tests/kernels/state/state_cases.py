@@ -72,6 +72,7 @@ class DeltaLayer:
     ring_size: int = 4
     gate: Gate = "silu"
     dtype: torch.dtype = torch.float32
+    is_invariant: bool = False
 
     @property
     def channels(self) -> int:
@@ -98,7 +99,9 @@ class DeltaLayer:
         )
 
     def run(self, inputs: Inputs, cache: StateCache, step: StepStates) -> Tensor:
-        return gated_delta_rule(**inputs, **self.weights(), cache=cache, step=step)
+        return gated_delta_rule(
+            **inputs, **self.weights(), cache=cache, step=step, is_invariant=self.is_invariant
+        )
 
     def reference(self, inputs: Inputs, cache: StateCache, step: StepStates) -> Tensor:
         return delta_reference(**inputs, **self.weights(), cache=cache, step=step)

@@ -25,8 +25,15 @@ from tests.kernels.state.state_cases import (
 LAYERS: list[Layer] = [
     ConvLayer(),
     ConvLayer(channels=100, kernel_size=4, ring_size=9, bias=False, dtype=torch.bfloat16),
-    DeltaLayer(),
-    DeltaLayer(num_heads=2, kernel_size=3, value_dim=128, ring_size=7, dtype=torch.bfloat16),
+    DeltaLayer(is_invariant=True),
+    DeltaLayer(
+        num_heads=2,
+        kernel_size=3,
+        value_dim=128,
+        ring_size=7,
+        dtype=torch.bfloat16,
+        is_invariant=True,
+    ),
     SSDLayer(),
     SSDLayer(num_groups=4, kernel_size=3, head_dim=64, ring_size=7, dtype=torch.bfloat16),
 ]
