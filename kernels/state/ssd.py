@@ -25,9 +25,9 @@ from kernels.state.states import (
     StepStates,
     check_blocks,
     check_states,
-    convolve,
+    convolve_tokens,
     step_rows,
-    store_rings,
+    store_row_rings,
     with_history,
 )
 
@@ -82,7 +82,7 @@ def ssd(
     for row in step_rows(step):
         tokens = slice(row.begin, row.end)
         ring_inputs = with_history(cache.ring, row, inputs[tokens])
-        mixed = convolve(ring_inputs, conv_weight, conv_bias, row.end - row.begin)
+        mixed = convolve_tokens(ring_inputs, conv_weight, conv_bias, row.end - row.begin)
         state = cache.state[row.reads]
         for t, token in enumerate(range(row.begin, row.end)):
             x, b, c = F.silu(mixed[t]).split(parts)
@@ -99,7 +99,7 @@ def ssd(
                 if position == row.start + t + 1:
                     cache.state[block] = state
         cache.state[row.writes] = state
-        store_rings(cache.ring, row, ring_inputs)
+        store_row_rings(cache.ring, row, ring_inputs)
     return out.flatten(1)
 
 
