@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import cpu
 from kernels.checks import (
     FLOATS,
+    check_contiguous,
     check_device,
     check_dtype,
     check_last_stride,
@@ -57,10 +59,10 @@ def ssd(
             i // (H // num_groups). Tokens may be strided, here and in the next.
         time_steps: [T, H], of the dtype of `inputs`.
         conv_weight: [C, kernel size], of the dtype of `inputs`: the taps of each channel, the last
-            of them for the token itself.
+            of them for the token itself. On a CPU the transpose of a contiguous tensor saves a copy.
         conv_bias: [C] of the same dtype, or None.
         decay: float32 [H], A: -exp(A_log).
-        dt_bias: float [H].
+        dt_bias: float [H]. On a CPU float32 saves a conversion, of `skip` too.
         dt_limits: least and largest dt.
         skip: float [H], D.
         num_groups: of heads; divides H.
@@ -75,8 +77,63 @@ def ssd(
     """
     _check(inputs, time_steps, conv_weight, conv_bias, decay, dt_bias, skip)
     check_states(cache, step, inputs, *conv_weight.shape)
-    heads, key_dim, value_dim = _sizes(inputs, decay, num_groups, cache)
+    _check_heads(inputs, decay, num_groups, cache)
+    if (fast := cpu.operations(inputs)) is not None:
+        out: Tensor = fast.ssd(
+            inputs,
+            time_steps,
+            conv_weight.t().contiguous(),
+            conv_bias,
+            decay,
+            dt_bias.float(),
+            *dt_limits,
+            skip.float(),
+            num_groups,
+            cache.ring,
+            cache.state,
+            step.query_start_loc,
+            step.seq_lens,
+            step.reads,
+            step.writes,
+            step.saves,
+        )
+        return out
+    return reference(
+        inputs,
+        time_steps,
+        conv_weight=conv_weight,
+        conv_bias=conv_bias,
+        decay=decay,
+        dt_bias=dt_bias,
+        dt_limits=dt_limits,
+        skip=skip,
+        num_groups=num_groups,
+        cache=cache,
+        step=step,
+    )
+
+
+def reference(
+    inputs: Tensor,
+    time_steps: Tensor,
+    *,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    decay: Tensor,
+    dt_bias: Tensor,
+    dt_limits: tuple[float, float],
+    skip: Tensor,
+    num_groups: int,
+    cache: StateCache,
+    step: StepStates,
+) -> Tensor:
+    """Return what `ssd` does and write its states, in torch.
+
+    All but the convolution is computed token by token: the last bits of torch's exponentials and
+    sums depend on the shape of a tensor.
+    """
     assert cache.state is not None
+    heads, key_dim, value_dim = cache.state.shape[1:]
     out = inputs.new_zeros((len(inputs), heads, value_dim), dtype=torch.float32)
     parts = [heads * value_dim, num_groups * key_dim, num_groups * key_dim]
     for row in step_rows(step):
@@ -127,17 +184,16 @@ def _check(
     if conv_bias is not None:
         check_shape("conv_bias", conv_bias, (channels,))
         check_like("conv_bias", conv_bias, inputs)
+        check_contiguous("conv_bias", conv_bias)
     for name, tensor in (("dt_bias", dt_bias), ("skip", skip)):
         check_shape(name, tensor, (heads,))
         check_dtype(name, tensor, *FLOATS)
     for name, tensor in (("decay", decay), ("dt_bias", dt_bias), ("skip", skip)):
         check_device(name, tensor, inputs.device)
+        check_contiguous(name, tensor)
 
 
-def _sizes(
-    inputs: Tensor, decay: Tensor, num_groups: int, cache: StateCache
-) -> tuple[int, int, int]:
-    """Return the heads, K and V."""
+def _check_heads(inputs: Tensor, decay: Tensor, num_groups: int, cache: StateCache) -> None:
     heads, channels = len(decay), inputs.shape[1]
     if num_groups < 1 or heads % num_groups:
         raise ValueError(f"num_groups: must divide {heads} heads (got {num_groups})")
@@ -153,4 +209,3 @@ def _sizes(
             f"inputs: must have {heads} x {value_dim} + 2 x {num_groups} x {key_dim} channels "
             f"(got {channels})"
         )
-    return heads, key_dim, value_dim

@@ -169,6 +169,29 @@ Tensor gated_delta_rule(
   return out;
 }
 
+Tensor ssd(
+    const Tensor& inputs, const Tensor& time_steps, const Tensor& conv_weight,
+    const std::optional<Tensor>& conv_bias, const Tensor& decay, const Tensor& dt_bias,
+    double least_dt, double most_dt, const Tensor& skip, int64_t groups, Tensor ring, Tensor state,
+    const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& reads,
+    const Tensor& writes, const Tensor& saves) {
+  Tensor out = at::empty(
+      {inputs.size(0), state.size(1) * state.size(3)}, inputs.options().dtype(at::kFloat));
+  for_dtype(inputs, [&](auto zero) {
+    using T = decltype(zero);
+    trident::ssd(SSD<T>{
+        inputs.const_data_ptr<T>(), time_steps.const_data_ptr<T>(), conv_weight.const_data_ptr<T>(),
+        pointer<T>(conv_bias), decay.const_data_ptr<float>(), dt_bias.const_data_ptr<float>(),
+        skip.const_data_ptr<float>(), out.mutable_data_ptr<float>(), rings<T>(ring),
+        state.mutable_data_ptr<float>(),
+        step_states(query_start_loc, seq_lens, reads, writes, saves), inputs.size(0), groups,
+        state.size(1), state.size(2), state.size(3), conv_weight.size(0), inputs.stride(0),
+        time_steps.stride(0), state.stride(0), static_cast<float>(least_dt),
+        static_cast<float>(most_dt)});
+  });
+  return out;
+}
+
 namespace {
 
 // Calls run with a `Linear` whose result has out_channels channels of type Out.
@@ -283,6 +306,12 @@ TORCH_LIBRARY(trident_cpu, m) {
       " int key_heads, bool sigmoid, Tensor(a!) ring, Tensor(b!) state, Tensor query_start_loc,"
       " Tensor seq_lens, Tensor reads, Tensor writes, Tensor saves) -> Tensor",
       &trident::operators::gated_delta_rule);
+  m.def(
+      "ssd(Tensor inputs, Tensor time_steps, Tensor conv_weight, Tensor? conv_bias, Tensor decay,"
+      " Tensor dt_bias, float least_dt, float most_dt, Tensor skip, int groups, Tensor(a!) ring,"
+      " Tensor(b!) state, Tensor query_start_loc, Tensor seq_lens, Tensor reads, Tensor writes,"
+      " Tensor saves) -> Tensor",
+      &trident::operators::ssd);
   m.def(
       "draw(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p,"
       " Tensor uniform) -> Tensor",

@@ -45,6 +45,14 @@ Tensor gated_delta_rule(
     Tensor state, const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& reads,
     const Tensor& writes, const Tensor& saves);
 
+// conv_weight is [kernel size, channels]; decay, dt_bias and skip are float32.
+Tensor ssd(
+    const Tensor& inputs, const Tensor& time_steps, const Tensor& conv_weight,
+    const std::optional<Tensor>& conv_bias, const Tensor& decay, const Tensor& dt_bias,
+    double least_dt, double most_dt, const Tensor& skip, int64_t groups, Tensor ring, Tensor state,
+    const Tensor& query_start_loc, const Tensor& seq_lens, const Tensor& reads,
+    const Tensor& writes, const Tensor& saves);
+
 // With integers in groups, scale and offset are [panels, groups, columns].
 Tensor linear(
     const Tensor& x, const Tensor& weight, const std::optional<Tensor>& scale,

@@ -135,4 +135,24 @@ struct DeltaRule {
 template <typename T>
 void gated_delta_rule(const DeltaRule<T>& a);
 
+template <typename T>
+struct SSD {
+  const T* inputs;      // [tokens, channels]: x of the heads, B and C of the groups
+  const T* time_steps;  // [tokens, heads]
+  const T* conv_weight;                 // [kernel_size, channels], contiguous
+  const T* conv_bias;                   // [channels] or null
+  const float *decay, *dt_bias, *skip;  // [heads]
+  float* out;                           // [tokens, heads * value_dim], contiguous
+  Rings<T> rings;                       // of inputs
+  float* states;  // [blocks, heads, key_dim, value_dim]; blocks are `state_stride` apart
+  StepStates step;
+  int64_t tokens, groups, heads, key_dim, value_dim, kernel_size;
+  int64_t input_stride, time_step_stride, state_stride;
+  float least_dt, most_dt;
+};
+
+// A token's result and the states depend on its sequence alone, to the last bit.
+template <typename T>
+void ssd(const SSD<T>& a);
+
 }  // namespace trident

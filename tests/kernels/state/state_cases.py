@@ -14,6 +14,7 @@ from kernels.state.delta_rule import Gate, gated_delta_rule
 from kernels.state.delta_rule import reference as delta_reference
 from kernels.state.short_conv import reference as conv_reference
 from kernels.state.short_conv import short_conv
+from kernels.state.ssd import reference as ssd_reference
 from kernels.state.ssd import ssd
 from kernels.state.states import StateCache, StepStates
 from tests.kernels.support import DEVICE, padded, poison, randn
@@ -154,7 +155,8 @@ class SSDLayer:
     def run(self, inputs: Inputs, cache: StateCache, step: StepStates) -> Tensor:
         return ssd(**inputs, **self.weights(), cache=cache, step=step)
 
-    reference = run
+    def reference(self, inputs: Inputs, cache: StateCache, step: StepStates) -> Tensor:
+        return ssd_reference(**inputs, **self.weights(), cache=cache, step=step)
 
     def weights(self) -> dict[str, Any]:
         """Return the other arguments than those of tokens and states."""

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,57 @@ def test_ssd_whole_pass_matches_transformers(layer: SSDLayer, num_tokens: int) -
     assert_close(sequence.output(), _expected(layer, sequence.inputs), 2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 3, 65, 131])
+def test_ssd_shapes_match_the_reference(
+    layer: SSDLayer, num_tokens: int, dtype: torch.dtype
+) -> None:
+    layer = replace(layer, dtype=dtype)
+    sequence = StateSequence(layer.inputs(num_tokens, seed=1))
+    step, inputs = build_step(layer, [Row(sequence, num_tokens, writes=1)])
+    cache, expected_cache = layer.cache(2), layer.cache(2)
+    out = layer.run(inputs, cache, step)
+    assert out.dtype == torch.float32
+    assert out.is_contiguous()
+    assert_close(out, layer.reference(inputs, expected_cache, step), 1e-5)
+    assert torch.equal(cache.ring[1], expected_cache.ring[1])
+    assert cache.state is not None
+    assert expected_cache.state is not None
+    assert_close(cache.state[1], expected_cache.state[1], 1e-5)
+
+
+def test_ssd_extreme_inputs_stay_finite() -> None:
+    layer = SSDLayer()
+    inputs = layer.inputs(12, seed=1)
+    inputs["time_steps"][::3], inputs["time_steps"][1::3] = 1e4, -1e4
+    inputs["inputs"][::4], inputs["inputs"][1::4] = 0, -1e4
+    sequence, cache = StateSequence(inputs), layer.cache(2)
+    run_step(layer, cache, [Row(sequence, 12, writes=1)])
+    assert sequence.output().isfinite().all()
+    assert cache.state is not None
+    assert cache.state[1].isfinite().all()
+
+
+def test_ssd_accepts_a_transposed_weight() -> None:
+    layer = SSDLayer()
+    step, inputs = build_step(layer, [Row(StateSequence(layer.inputs(6, seed=1)), 6, writes=1)])
+    weights = layer.weights()
+    transposed = {**weights, "conv_weight": weights["conv_weight"].t().contiguous().t()}
+    out, same = (
+        ssd(**inputs, **each, cache=layer.cache(2), step=step) for each in (weights, transposed)
+    )
+    assert torch.equal(out, same)
+
+
+def test_ssd_no_tokens_and_no_rows() -> None:
+    layer = SSDLayer()
+    step, inputs = build_step(layer, [], padding=0)
+    assert layer.run(inputs, layer.cache(1), step).shape == (0, 160)
+    step, inputs = build_step(layer, [], padding=3)
+    assert not layer.run(inputs, layer.cache(1), step).any()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -60,6 +112,7 @@ def test_ssd_whole_pass_matches_transformers(layer: SSDLayer, num_tokens: int) -
         ({"decay": torch.zeros(4, dtype=torch.float64)}, r"decay: must be torch\.float32"),
         ({"conv_bias": torch.zeros(7)}, "conv_bias: must have shape"),
         ({"dt_bias": torch.zeros(4, dtype=torch.int32)}, "dt_bias: must be"),
+        ({"skip": torch.zeros(8)[::2]}, "skip: must be contiguous"),
     ],
 )
 def test_ssd_wrong_arguments_are_named(change: dict[str, Any], message: str) -> None:
