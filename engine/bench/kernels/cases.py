@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.bench.kernels import attention, experts, layers, quantized, sampling, tables
+from engine.bench.kernels import attention, experts, layers, quantized, sampling, state, tables
 from engine.bench.kernels.case import Case
 
-_MODULES = (attention, layers, quantized, experts, sampling, tables)
+_MODULES = (attention, layers, quantized, experts, state, sampling, tables)
 
 
 def all_cases() -> list[Case]:

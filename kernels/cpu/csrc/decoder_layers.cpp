@@ -61,6 +61,7 @@ void DecoderLayers::append(
       .mlp_norm = tensors.at("post_attention_layernorm.weight"),
       .norm_eps = real("norm_eps"),
       .unit_offset = is("unit_offset"),
+      .mixer = {},
       .gate_up = projection(tensors, "gate_up_proj"),
       .down = projection(tensors, "down_proj")};
   std::vector<Part> parts = {kNorms, kGateUp, kDown};
