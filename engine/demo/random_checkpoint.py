@@ -78,6 +78,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2ForCausalLM",
         {
             "vocab_size": 65536,
+            "conv_dim": 2048,  # which vLLM asks for
             "hidden_size": 2048,
             "intermediate_size": 12288,  # of which 8192 are left
             "num_hidden_layers": 16,
