@@ -378,21 +378,24 @@ class ModelRunner:
             block_tables=inputs.block_tables,
             num_decodes=num_decodes,
             num_groups=self._tables.num_groups,
-            states=self._step_states(query_start_loc, inputs.seq_lens),
+            states=self._step_states(query_start_loc, inputs.seq_lens, num_tokens, num_decodes),
         )
         return self.model(batch, self._layer_caches, self._attention.plan(batch)), inputs
 
-    def _step_states(self, query_start_loc: Tensor, seq_lens: Tensor) -> StepStates | None:
+    def _step_states(
+        self, query_start_loc: Tensor, seq_lens: Tensor, num_tokens: int, num_decodes: int | None
+    ) -> StepStates | None:
         if not self.model.spec.state_shapes:
             return None
         tables, num_rows = self._tables, len(seq_lens)
-        return StepStates(
+        states = StepStates(
             query_start_loc,
             seq_lens,
             tables.state_reads[:num_rows],
             tables.state_writes[:num_rows],
             tables.state_saves[:num_rows],
         )
+        return states.indexed(num_tokens, num_decodes or 0)
 
     @nvtx_range("prepare inputs")
     def _prepare_inputs(self, slots: Tensor, starts: Tensor, num_tokens: int) -> StepInputs:

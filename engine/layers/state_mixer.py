@@ -31,9 +31,9 @@ class ShortConv(nn.Module):
         if bias:
             self.conv_bias = parameter(channels, dtype=scheme.dtype, device=scheme.device)
 
-    def process_weights(self) -> None:
-        """Lay the loaded weights out as the kernels read them; a second call changes nothing."""
-        _transpose_in_memory(self.conv_weight)
+    def process_weights(self, *, invariant: bool) -> None:
+        """Lay the weights out as kernels read them, after loading."""
+        self.conv_weight.data = _by_tap(self.conv_weight)
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
@@ -104,16 +104,22 @@ class DeltaNet(nn.Module):
         self._decay: Tensor | None = None
         self.dt_bias = numbers(num_heads)
         self.norm_weight = numbers(value_dim)
+        self._invariant = False
+
+    def process_weights(self, *, invariant: bool) -> None:
+        """Lay the weights out as kernels read them, after loading.
+
+        Args:
+            invariant: a token's result does not depend on how its sequence is cut into steps.
+        """
+        self.conv_weight.data = _by_tap(self.conv_weight)
+        self._decay = self.decay
+        self._invariant = invariant
 
     @property
     def decay(self) -> Tensor:
         """-exp(log_decay), float32 [num_heads]: by which each step of a head's decay is scaled."""
         return -self.log_decay.exp() if self._decay is None else self._decay
-
-    def process_weights(self) -> None:
-        """Lay the loaded weights out as the kernels read them; a second call changes nothing."""
-        _transpose_in_memory(self.conv_weight)
-        self._decay = self.decay
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
@@ -139,6 +145,7 @@ class DeltaNet(nn.Module):
             gate=self._gate,
             cache=cache,
             step=step,
+            is_invariant=self._invariant,
         )
         out: Tensor = self.out_proj(mixed)
         return out
@@ -204,9 +211,9 @@ class Mamba2(nn.Module):
         """-exp(log_decay), float32 [num_heads]: by which the time steps of a head are scaled."""
         return -self.log_decay.exp() if self._decay is None else self._decay
 
-    def process_weights(self) -> None:
-        """Lay the loaded weights out as the kernels read them; a second call changes nothing."""
-        _transpose_in_memory(self.conv_weight)
+    def process_weights(self, *, invariant: bool) -> None:
+        """Lay the weights out as kernels read them, after loading."""
+        self.conv_weight.data = _by_tap(self.conv_weight)
         self._decay = self.decay
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
@@ -232,6 +239,6 @@ class Mamba2(nn.Module):
         return out
 
 
-def _transpose_in_memory(weight: nn.Parameter) -> None:
-    """Store a matrix as its transpose, with the same shape."""
-    weight.data = weight.data.t().contiguous().t()
+def _by_tap(weight: Tensor) -> Tensor:
+    """Return a weight [channels, taps] of which the channels of each tap are contiguous."""
+    return weight.detach().t().contiguous().t()

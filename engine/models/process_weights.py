@@ -166,8 +166,8 @@ class WeightProcessor:
                 self.process(child)
             elif (method := self._placed(self._methods.of_layer(child))) is not None:
                 setattr(module, name, method)
-        if isinstance(module, (ShortConv, DeltaNet, Mamba2)):
-            module.process_weights()
+        if isinstance(module, ShortConv | DeltaNet | Mamba2):
+            module.process_weights(invariant=self._methods.deterministic)
         if isinstance(module, GatedMLP):
             fuse_quantisation(module)
         if isinstance(module, DecoderLayer):

@@ -9,12 +9,13 @@ same block without a copy.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kernels import device
 from kernels.checks import check_contiguous, check_device, check_dtype, check_like, check_shape
 from kernels.state.sub_chunks import SubChunks, index_sub_chunks
 
@@ -81,6 +82,20 @@ class StepStates:
             check_dtype(name, tensor, torch.int32)
             check_device(name, tensor, self.seq_lens.device)
             check_contiguous(name, tensor)
+
+    def indexed(self, num_tokens: int, num_decodes: int) -> StepStates:
+        """Return these with the sub-chunks of a step if kernels on their device use them.
+
+        Args:
+            num_tokens: of the step, padding included.
+            num_decodes: so many rows, at least, have one token.
+        """
+        if not device.runs_triton(self.seq_lens):
+            return self
+        found = index_sub_chunks(
+            self.query_start_loc, self.seq_lens, self.writes, num_tokens, num_decodes=num_decodes
+        )
+        return replace(self, sub_chunks=found)
 
     def sub_chunks_of(self, num_tokens: int) -> SubChunks:
         """Return the sub-chunks of a step of so many tokens, padding included."""

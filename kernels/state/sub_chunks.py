@@ -44,17 +44,23 @@ def most_items(num_tokens: int, num_rows: int) -> int:
 
     A row of n tokens has at most (n + 126) // 64, those of two tokens two; none is empty.
     """
-    return min(num_tokens, (num_tokens + 2 * (SIZE - 1) * num_rows) // SIZE)
+    return min(num_tokens, (num_tokens + 2 * (SIZE - 1) * num_rows) // SIZE) if num_rows else 0
 
 
 def index_sub_chunks(
-    query_start_loc: Tensor, seq_lens: Tensor, writes: Tensor, num_tokens: int
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    writes: Tensor,
+    num_tokens: int,
+    *,
+    num_decodes: int = 0,
 ) -> SubChunks:
     """Return the sub-chunks of a step's rows, found on their device.
 
     Args:
         query_start_loc, seq_lens, writes: as in `StepStates`.
-        num_tokens: at least the tokens of all rows of several tokens; 0 if there are no such rows.
+        num_tokens: of the step; padding may be among them.
+        num_decodes: so many rows, at least, have one token; all: there are no sub-chunks.
 
     Raises:
         ValueError: an argument has a wrong shape, dtype, stride or device.
@@ -70,7 +76,7 @@ def index_sub_chunks(
         check_dtype(name, tensor, torch.int32)
         check_device(name, tensor, seq_lens.device)
         check_contiguous(name, tensor)
-    num_items = most_items(num_tokens, num_rows)
+    num_items = most_items(num_tokens - num_decodes, num_rows - num_decodes)
     if not devices.runs_triton(seq_lens):
         return reference(query_start_loc, seq_lens, writes, num_items)
     found = SubChunks(items=seq_lens.new_empty(num_items, 5), firsts=seq_lens.new_empty(num_rows))
