@@ -13,6 +13,7 @@ pytest.importorskip("transformers", reason="the engine is not installed here")
 
 from engine import LLM, SamplingParams
 from kernels import device
+from tests.factories.families import FAMILIES
 from tests.factories.greedy import GreedyCheckpoint
 from tests.factories.quantized import write_quantized
 from tests.factories.replayed_graphs import ReplayingCapturer
@@ -239,6 +240,47 @@ def test_nor_with_quantised_weights(
     assert any("dequantize" in each for each in names(found)) == (name is not None)
     rows = {text for text in found.values() if products in text}
     assert len(rows) >= 3, "few, some and many tokens"
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    ("family", "mixer", "kernels"),
+    [
+        ("lfm2", "conv", ("short_conv._token_kernel", "short_conv._sub_chunk_kernel")),
+        (
+            *("qwen3.5", "linear_attention"),
+            ("delta_decode._kernel", "delta_chunks._states_kernel", "rings._rings_kernel"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fast", "deterministic"])
+def test_nor_in_a_model_that_keeps_states(
+    family: str, mixer: str, kernels: tuple[str, ...], deterministic: bool, tmp_path: Path
+) -> None:
+    architecture, fields = FAMILIES[family]
+    fields = {
+        **fields,
+        "num_hidden_layers": 2,
+        "layer_types": [mixer, "full_attention"],
+        "head_dim": 32,
+    }
+    hybrid = GreedyCheckpoint(tmp_path, architecture, lengths=(58, 2), max_tokens=1, **fields)
+    settings = {
+        **SETTINGS,
+        "max_model_len": 64,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+        "max_logprobs": 0,
+        "deterministic": deterministic,
+    }
+    with recorded_forms() as warm:
+        llm = start(hybrid, settings, captured=False)
+    found_kernels = {name for name in kernels if not (deterministic and "delta_chunks" in name)}
+    assert names(warm) >= {f"state.{name}" for name in found_kernels}
+    with recorded_forms() as found:
+        llm.generate(hybrid.prompts, params({"max_tokens": 2}), use_tqdm=False)
+        llm.generate(hybrid.prompts[1:], params({"max_tokens": 2}), use_tqdm=False)
+    check_forms(found, warm)
 
 
 def names(forms: dict[Form, str]) -> set[str]:
