@@ -59,7 +59,7 @@ def ssd(
             i // (H // num_groups). Tokens may be strided, here and in the next.
         time_steps: [T, H], of the dtype of `inputs`.
         conv_weight: [C, kernel size], of the dtype of `inputs`: the taps of each channel, the last
-            of them for the token itself. On a CPU the transpose of a contiguous tensor saves a copy.
+            for the token itself. On a CPU the transpose of a contiguous tensor saves a copy.
         conv_bias: [C] of the same dtype, or None.
         decay: float32 [H], A: -exp(A_log).
         dt_bias: float [H]. On a CPU float32 saves a conversion, of `skip` too.

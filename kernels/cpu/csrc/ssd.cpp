@@ -37,8 +37,8 @@ class HeadsBlock {
         value_size_(whole_vectors(a.value_dim)),
         head_size_(whole_vectors(heads)),
         convolution_(
-            a.rings, a.inputs, a.input_stride, a.conv_weight, a.conv_bias, a.kernel_size, kTokens,
-            std::max(a.key_dim, a.value_dim)),
+            a.rings, a.inputs, a.input_stride, a.conv_weight, a.conv_bias, a.kernel_size,
+            a.rings.channels, kTokens, std::max(a.key_dim, a.value_dim)),
         b_(aligned<float>(kTokens * key_size_)),
         c_(aligned<float>(kTokens * key_size_)),
         x_(aligned<float>(kTokens * value_size_)),
@@ -133,7 +133,11 @@ void ssd(const SSD<T>& a) {
   const std::vector<StateRow> rows = active_rows(a.step);
   zero_idle(rows, a.out, a.tokens, a.heads * a.value_dim);
   const int64_t heads = heads_of_task(a, rows.size());
-  for_row_tasks(a.step, rows, a.rings, a.inputs, a.input_stride, a.heads / heads, [&] {
+  const auto copy = [&](int64_t token, T* to) {
+    const T* const from = a.inputs + token * a.input_stride;
+    std::memcpy(static_cast<void*>(to), from, a.rings.channels * sizeof(T));
+  };
+  for_row_tasks(a.step, rows, a.rings, a.heads / heads, copy, [&] {
     return [heads, block = HeadsBlock<T>(a, heads)](const StateRow& row, int64_t i) mutable {
       block.run(row, i * heads);
     };

@@ -41,11 +41,11 @@ void for_blocks(const StepStates& step, const StateRow& row, int64_t most, Run r
 
 // Runs `tasks` tasks of each row: each thread calls make() once, and the callable it returns with a
 // row and the number of a task. The last task of a row to end, when none reads its ring any more,
-// writes the ring, of the `inputs` of a step, which are `stride` apart.
-template <typename T, typename Make>
+// writes the ring. copy(token, to) writes the inputs of one of the step's tokens.
+template <typename T, typename Copy, typename Make>
 void for_row_tasks(
     const StepStates& step, const std::vector<StateRow>& rows, const Rings<T>& rings,
-    const T* inputs, int64_t stride, int64_t tasks, Make make) {
+    int64_t tasks, Copy copy, Make make) {
   const auto unread = std::make_unique<std::atomic<int64_t>[]>(rows.size());  // tasks
   for (size_t i = 0; i < rows.size(); ++i) {
     unread[i] = tasks;
@@ -56,8 +56,7 @@ void for_row_tasks(
       run(row, i % tasks);
       if (--unread[i / tasks] == 0) {
         rings.store(step, row, 0, rings.channels, [&](int64_t token, T* to) {
-          const T* const from = inputs + (row.begin + token) * stride;
-          std::memcpy(static_cast<void*>(to), from, rings.channels * sizeof(T));
+          copy(row.begin + token, to);
         });
       }
     };
@@ -72,13 +71,14 @@ class BlockConvolution {
   // null. At most max_channels are computed at once.
   BlockConvolution(
       const Rings<T>& rings, const T* inputs, int64_t stride, const T* weight, const T* bias,
-      int64_t kernel_size, int64_t most, int64_t max_channels)
+      int64_t kernel_size, int64_t channels, int64_t most, int64_t max_channels)
       : rings_(rings),
         step_inputs_(inputs),
         stride_(stride),
         weight_(weight),
         bias_(bias),
         kernel_size_(kernel_size),
+        channels_(channels),
         taps_(aligned<float>(kernel_size * whole_vectors(max_channels))),
         wide_(aligned<float>((most + kernel_size - 1) * whole_vectors(max_channels))),
         inputs_(most + kernel_size - 1) {}
@@ -103,7 +103,7 @@ class BlockConvolution {
       }
     };
     for (int64_t j = 0; j < kernel_size_; ++j) {
-      widen_row(weight_ + j * rings_.channels, taps_.get() + j * size);
+      widen_row(weight_ + j * channels_, taps_.get() + j * size);
     }
     for (int64_t i = 0; i < tokens_ + kernel_size_ - 1; ++i) {
       widen_row(inputs_[i], wide_.get() + i * size);
@@ -127,7 +127,7 @@ class BlockConvolution {
   const T* step_inputs_;
   int64_t stride_;
   const T *weight_, *bias_;
-  int64_t kernel_size_, tokens_ = 0;
+  int64_t kernel_size_, channels_, tokens_ = 0;
   Aligned<float> taps_, wide_;
   std::vector<const T*> inputs_;  // of the chosen tokens, and of those before them
 };
