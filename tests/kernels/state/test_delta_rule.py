@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,9 +134,12 @@ def _gated(layer: DeltaLayer, mixed: Tensor, z: Tensor) -> Tensor:
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("num_tokens", [1, 3, 65, 131])
 def test_delta_rule_shapes_match_the_reference(
-    layer: DeltaLayer, num_tokens: int, dtype: torch.dtype
+    layer: DeltaLayer, num_tokens: int, dtype: torch.dtype, path: str
 ) -> None:
-    layer = DeltaLayer(**{**vars(layer), "dtype": dtype})
+    """Token by token; test_state_kernels.py has sub-chunks, which round more, and longer rows."""
+    if path == "triton" and num_tokens > 3:
+        pytest.skip("the interpreter would take minutes")
+    layer = replace(layer, dtype=dtype, is_invariant=True)
     sequence = StateSequence(layer.inputs(num_tokens, seed=1))
     step, inputs = build_step(layer, [Row(sequence, num_tokens, writes=1)])
     cache, expected_cache = layer.cache(2), layer.cache(2)
