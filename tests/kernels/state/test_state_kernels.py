@@ -33,7 +33,9 @@ TRITON = pytest.mark.parametrize("path", ["triton"], indirect=True)
 # Rows of one token are rounded once: to bfloat16 by up to 2.3e-3 of each value's size (RMS). In
 # sub-chunks queries, keys and values are rounded too, and what their products are computed from;
 # in float32 sums of up to 64 logarithms of decays, of which the last digits of each are lost.
-TOKEN = {torch.float32: 2e-6, torch.float16: 5e-4, torch.bfloat16: 2.5e-3}
+# Where a first token's query and key are almost orthogonal, the norm magnifies what rounding does:
+# in float32 results of the torch form are 7e-6 off, those of the kernel 1.1e-5.
+TOKEN = {torch.float32: 2e-5, torch.float16: 5e-4, torch.bfloat16: 2.5e-3}
 SUB_CHUNK = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 6e-3}
 LENGTHS = (1, 63, 64, 65, 200)
 COMPUTED = (0, 1, 63, 64, 70)  # tokens before: on the grid of sub-chunks and off it
