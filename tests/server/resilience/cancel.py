@@ -38,6 +38,7 @@ async def storm(
     rng = random.Random(seed)
     num_victims = streams // 3
     chorus = Chorus(streams - num_victims, max_tokens)
+    log_length = len(server.log)
     async with Desk(server) as desk:
         await chorus.learn(desk)
         survivors = chorus.sing(desk)
@@ -51,7 +52,7 @@ async def storm(
     for way, answer in zip(ways, ended, strict=True):
         if answer.outcome not in way.ends:
             problems.append(f"{way.name}: {answer}")
-    return problems + await aftermath(server)
+    return problems + await aftermath(server, log_length)
 
 
 async def _victim(desk: Desk, way: Way, request_id: str, rng: random.Random) -> Answer:
@@ -72,13 +73,17 @@ def _show_outcomes(victims: Iterable[tuple[str, str]]) -> None:
     report.show("Requests that ended early", ("way", "outcome", "count"), rows)
 
 
-async def aftermath(server: TritonServer) -> list[str]:
-    """Return what has not returned to its idle state: blocks, gauges, engine process, log."""
+async def aftermath(server: TritonServer, log_length: int) -> list[str]:
+    """Return what has not returned to its idle state: blocks, gauges, engine process, log.
+
+    Args:
+        log_length: of the server's log before it was given work: others have used it, too.
+    """
     problems = await not_idle(server)
     state = health(server)
     if state is None or state["num_restarts"]:
         problems.append(f"the engine process has died: {state}")
-    return problems + [f"in the log: {line}" for line in complaints(server.log)]
+    return problems + [f"in the log: {line}" for line in complaints(server.log[log_length:])]
 
 
 def main() -> int:

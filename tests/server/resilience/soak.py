@@ -91,7 +91,7 @@ async def soak(
     csv: Path | None = None,
 ) -> Result:
     """Keep `server` under load for the given time."""
-    result = Result()
+    result, log_length = Result(), len(server.log)
     samples = SamplerOutput(Tree.of(server.pid))
     async with Desk(server) as desk, Wire(server.grpc_url, server.http_url) as wire:
         gate = Gate()
@@ -112,7 +112,7 @@ async def soak(
                     print(f"{load.outcomes.total()} requests; {left:.0f} min to go", flush=True)
     result.outcomes = load.outcomes
     result.trends = list(samples.trends(_WARM_UP * seconds))
-    result.problems += [*load.problems, *good.problems, *await aftermath(server)]
+    result.problems += [*load.problems, *good.problems, *await aftermath(server, log_length)]
     if csv is not None:
         samples.write(csv)
     return result
