@@ -56,8 +56,10 @@ def test_tables_are_zero_and_share_nothing() -> None:
         max_biases=6,
         vocab_size=70,
         device=DEVICE,
+        max_state_saves=4,
     )
     assert tables.num_slots == 3
+    assert tables.state_saves.shape == (3, 4, 2)
     assert tables.max_model_len == 7
     assert tables.token_ids.shape == (3, 7)
     assert tables.block_tables.shape == (3, 2)
