@@ -23,6 +23,7 @@ from engine.execution.memory.kv_caches import (
     allocate_host_cache,
     allocate_kv_cache,
     allocate_state_caches,
+    caches_by_layer,
     distinct_caches,
     move_blocks,
 )
@@ -38,7 +39,6 @@ from engine.layers.rank_group import RankGroup
 from engine.models.batch import Batch
 from engine.models.causal_lm import CausalLM
 from engine.models.kv_groups import KVGroups
-from engine.models.spec import AttentionSpec
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
 from kernels.sampling.logprobs import Logprobs, token_logprobs
@@ -175,11 +175,7 @@ class ModelRunner:
         states = allocate_state_caches(
             num_states, model.state_shapes, dtype=self._dtype, device=self.device
         )
-        attentions, others = iter(self._kv_cache), iter(states)
-        self._layer_caches = [
-            next(attentions) if isinstance(layer.mixer, AttentionSpec) else next(others)
-            for layer in model.layers
-        ]
+        self._layer_caches = caches_by_layer(model.layers, self._kv_cache, states)
 
     def allocate_swap_space(self, num_bytes: int) -> int:
         """Allocate blocks of the host for swaps, within `num_bytes`; return how many there are.

@@ -12,13 +12,16 @@ from torch import Tensor
 
 from engine.config.setting_types import Quantization
 from engine.execution.attention.backend import attention_backend
-from engine.execution.memory.kv_caches import allocate_kv_cache, allocate_state_caches
+from engine.execution.memory.kv_caches import (
+    allocate_kv_cache,
+    allocate_state_caches,
+    caches_by_layer,
+)
 from engine.layers.rank_group import RankGroup
 from engine.models.build import build_model, shard_of
 from engine.models.kv_groups import KVGroups
 from engine.models.process_weights import WeightProcessor, check_deterministic
 from engine.models.registry import read_model_spec
-from engine.models.spec import AttentionSpec
 from engine.quantization.registry import read_quantization
 from engine.weights import as_stored, load_weights
 from tests.factories.batches import BatchRow, build_batch
@@ -91,25 +94,19 @@ class PagedModel:
             WeightProcessor(self.model, quantization).finish(stored.head)
         self.is_quantized = quantization is not None
         self._block_size = block_size
-        attentions = iter(
-            allocate_kv_cache(
-                num_blocks,
-                block_size,
-                groups=KVGroups.single(len(self.spec.attentions)),
-                num_kv_heads=self.spec.num_kv_heads,
-                head_dim=self.spec.head_dim,
-                dtype=dtype,
-                device=CPU,
-            )
+        kv_cache = allocate_kv_cache(
+            num_blocks,
+            block_size,
+            groups=KVGroups.single(len(self.spec.attentions)),
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+            dtype=dtype,
+            device=CPU,
         )
         self._keeps_states = bool(self.spec.state_shapes)
-        states = iter(
-            allocate_state_caches(num_blocks, self.spec.state_shapes, dtype=dtype, device=CPU)
-        )
-        self._cache = [
-            next(attentions) if isinstance(layer.mixer, AttentionSpec) else next(states)
-            for layer in self.spec.layers
-        ]
+        shapes = self.spec.state_shapes
+        states = allocate_state_caches(num_blocks, shapes, dtype=dtype, device=CPU)
+        self._cache = caches_by_layer(self.spec.layers, kv_cache, states)
         self._backend = attention_backend(
             CPU, dtype=dtype, block_size=block_size, deterministic=deterministic
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.core.schedule import SchedulerOutput
 from engine.layers.attention import LayerCache
 from engine.models.kv_groups import KVGroups
-from engine.models.spec import StateShape
+from engine.models.spec import AttentionSpec, LayerSpec, StateShape
 from engine.nvtx import nvtx_range
 from kernels.block_copy import BlockCopier
 from kernels.cpu.large_pages import zeros_on_demand
@@ -61,6 +61,17 @@ def allocate_state_caches(
             state = zeros(matrices, dtype=torch.float32)
         found.append(StateCache(ring, state))
     return found
+
+
+def caches_by_layer(
+    layers: Sequence[LayerSpec], kv_cache: Sequence[LayerCache], states: Sequence[StateCache]
+) -> list[LayerCache | StateCache]:
+    """Return the cache of each layer, of those of layers with attention and of the others."""
+    attentions, others = iter(kv_cache), iter(states)
+    return [
+        next(attentions) if isinstance(layer.mixer, AttentionSpec) else next(others)
+        for layer in layers
+    ]
 
 
 def distinct_caches(kv_cache: Sequence[LayerCache]) -> list[Tensor]:

@@ -15,7 +15,11 @@ from torch import Tensor
 
 from engine.config.setting_types import Quantization
 from engine.execution.attention.backend import attention_backend
-from engine.execution.memory.kv_caches import allocate_kv_cache, allocate_state_caches
+from engine.execution.memory.kv_caches import (
+    allocate_kv_cache,
+    allocate_state_caches,
+    caches_by_layer,
+)
 from engine.layers.rope import DefaultRope
 from engine.layers.state_mixer import DeltaNet
 from engine.models import process_weights
@@ -171,27 +175,21 @@ class HybridModel:
     def clear(self) -> None:
         spec = self.model.spec
         num_blocks = 8 * LENGTH // BLOCK_SIZE
-        attentions = iter(
-            allocate_kv_cache(
-                num_blocks,
-                BLOCK_SIZE,
-                groups=KVGroups.single(len(spec.attentions)),
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                dtype=self._dtype,
-                device=CPU,
-            )
+        kv_cache = allocate_kv_cache(
+            num_blocks,
+            BLOCK_SIZE,
+            groups=KVGroups.single(len(spec.attentions)),
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=self._dtype,
+            device=CPU,
         )
         states = allocate_state_caches(NUM_STATES, spec.state_shapes, dtype=self._dtype, device=CPU)
         for cache in states:
             for part in cache:
                 if part is not None:
                     part[1:] = math.nan  # what has not been written is not read
-        others = iter(states)
-        self._caches = [
-            next(attentions) if isinstance(layer.mixer, AttentionSpec) else next(others)
-            for layer in spec.layers
-        ]
+        self._caches = caches_by_layer(spec.layers, kv_cache, states)
         self._free = list(range(1, num_blocks))
         self._free_states = list(range(1, NUM_STATES))
 
