@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -16,24 +17,95 @@ from kernels.state.ssd import ssd
 from kernels.state.states import StateCache, StepStates
 
 
-class ShortConv(nn.Module):
+class StateMixer(nn.Module):
+    """A mixer whose inputs go through a short convolution.
+
+    Attributes:
+        in_proj, out_proj: its projections.
+        conv_weight: [channels, taps].
+        conv_bias: [channels] or None.
+
+    Args:
+        inputs: parts of the first projection.
+        size: features that the second one takes.
+        channels, kernel: of the convolution.
+        bias, conv_bias: whether the projections, and the convolution, have biases.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        inputs: Mapping[str, int],
+        size: int,
+        channels: int,
+        kernel: int,
+        *,
+        bias: bool = False,
+        conv_bias: bool = False,
+        scheme: Scheme,
+    ) -> None:
+        super().__init__()
+        self.in_proj = scheme.at("in_proj").linear(hidden_size, inputs, bias=bias)
+        self.out_proj = scheme.at("out_proj").linear(size, {"out_proj": hidden_size}, bias=bias)
+        dtype, device = scheme.dtype, scheme.device
+        self.conv_weight = parameter(channels, kernel, dtype=dtype, device=device)
+        self.conv_bias: nn.Parameter | None = None
+        if conv_bias:
+            self.conv_bias = parameter(channels, dtype=dtype, device=device)
+        self._invariant = False
+
+    def process_weights(self, *, invariant: bool) -> None:
+        """Lay the weights out as kernels read them, after loading.
+
+        Args:
+            invariant: a token's result does not depend on how its sequence is cut into steps.
+        """
+        by_tap = self.conv_weight.detach().t().contiguous()
+        self.conv_weight.data = by_tap.t()
+        self._invariant = invariant
+
+
+class _DecayingMixer(StateMixer):
+    """A mixer with heads whose states decay, and with a norm of the output.
+
+    Attributes:
+        log_decay, dt_bias: float32 [num_heads].
+        norm_weight: float32, of one head or of all.
+    """
+
+    def _add_heads(self, num_heads: int, norm_size: int, device: torch.device) -> None:
+        """Allocate the parameters of the heads."""
+        self.log_decay = parameter(num_heads, dtype=torch.float32, device=device)
+        self.dt_bias = parameter(num_heads, dtype=torch.float32, device=device)
+        self.norm_weight = parameter(norm_size, dtype=torch.float32, device=device)
+        self._decay: Tensor | None = None
+
+    @property
+    def decay(self) -> Tensor:
+        """-exp(log_decay), float32 [num_heads]: by which the time steps of a head are scaled."""
+        return -self.log_decay.exp() if self._decay is None else self._decay
+
+    def process_weights(self, *, invariant: bool) -> None:
+        super().process_weights(invariant=invariant)
+        self._decay = self.decay
+
+
+class ShortConv(StateMixer):
     """A causal convolution of each channel over the last tokens, between two gates (LFM2)."""
 
     def __init__(
         self, hidden_size: int, channels: int, kernel: int, *, bias: bool, scheme: Scheme
     ) -> None:
-        super().__init__()
-        parts = {"in_proj": 3 * channels}
-        self.in_proj = scheme.at("in_proj").linear(hidden_size, parts, bias=bias)
-        self.out_proj = scheme.at("out_proj").linear(channels, {"out_proj": hidden_size}, bias=bias)
-        self.conv_weight = parameter(channels, kernel, dtype=scheme.dtype, device=scheme.device)
-        self.conv_bias: nn.Parameter | None = None
-        if bias:
-            self.conv_bias = parameter(channels, dtype=scheme.dtype, device=scheme.device)
-
-    def process_weights(self, *, invariant: bool) -> None:
-        """Lay the weights out as kernels read them, after loading."""
-        self.conv_weight.data = _by_tap(self.conv_weight)
+        super().__init__(
+            hidden_size,
+            {"in_proj": 3 * channels},
+            channels,
+            channels,
+            kernel,
+            bias=bias,
+            conv_bias=bias,
+            scheme=scheme,
+        )
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
@@ -42,7 +114,7 @@ class ShortConv(nn.Module):
         return out
 
 
-class DeltaNet(nn.Module):
+class DeltaNet(_DecayingMixer):
     """Linear attention whose state the gated delta rule updates (Yang et al., 2024).
 
     Queries, keys and values go through a short convolution; the output is normalised by head and
@@ -68,23 +140,23 @@ class DeltaNet(nn.Module):
         by_key_head: bool = False,
         scheme: Scheme,
     ) -> None:
-        super().__init__()
+        # Values of a key head, and of each kind of what is side by side for it.
+        per_head = num_heads // num_key_heads
+        values, size = per_head * value_dim, num_heads * value_dim
+        channels = 2 * num_key_heads * key_dim + size
+        inputs = {"in_proj_qkv": channels, "in_proj_z": size}
+        gates = {"in_proj_b": num_heads, "in_proj_a": num_heads}
+        if by_key_head:
+            inputs = {"in_proj_qkvz": channels + size}
+            gates = {"in_proj_ba": 2 * num_heads}
+        super().__init__(hidden_size, inputs, size, channels, kernel, scheme=scheme)
+        self._add_heads(num_heads, value_dim, scheme.device)
         self._num_key_heads = num_key_heads
         self._norm_eps = norm_eps
         self._gate = gate
-        channels = 2 * num_key_heads * key_dim + num_heads * value_dim
-        self._sizes = [channels, num_heads * value_dim]
-        # Values of a key head, and of each kind of what is side by side for it.
-        per_head = num_heads // num_key_heads
-        values = per_head * value_dim
+        self._sizes = [channels, size]
         self._head_sizes = [key_dim, key_dim, values, values] if by_key_head else None
         self._head_gates = [per_head, per_head]
-        inputs = {"in_proj_qkv": channels, "in_proj_z": num_heads * value_dim}
-        gates = {"in_proj_b": num_heads, "in_proj_a": num_heads}
-        if by_key_head:
-            inputs = {"in_proj_qkvz": sum(self._sizes)}
-            gates = {"in_proj_ba": 2 * num_heads}
-        self.in_proj = scheme.at("in_proj").linear(hidden_size, inputs, bias=False)
         self.gates: nn.Module = FloatLinear(
             hidden_size,
             gates,
@@ -92,34 +164,6 @@ class DeltaNet(nn.Module):
             dtype=scheme.dtype,
             device=scheme.device,
         )
-        self.out_proj = scheme.at("out_proj").linear(
-            num_heads * value_dim, {"out_proj": hidden_size}, bias=False
-        )
-
-        def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
-            return parameter(*shape, dtype=dtype, device=scheme.device)
-
-        self.conv_weight = numbers(channels, kernel, dtype=scheme.dtype)
-        self.log_decay = numbers(num_heads)
-        self._decay: Tensor | None = None
-        self.dt_bias = numbers(num_heads)
-        self.norm_weight = numbers(value_dim)
-        self._invariant = False
-
-    def process_weights(self, *, invariant: bool) -> None:
-        """Lay the weights out as kernels read them, after loading.
-
-        Args:
-            invariant: a token's result does not depend on how its sequence is cut into steps.
-        """
-        self.conv_weight.data = _by_tap(self.conv_weight)
-        self._decay = self.decay
-        self._invariant = invariant
-
-    @property
-    def decay(self) -> Tensor:
-        """-exp(log_decay), float32 [num_heads]: by which each step of a head's decay is scaled."""
-        return -self.log_decay.exp() if self._decay is None else self._decay
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
@@ -156,7 +200,7 @@ class DeltaNet(nn.Module):
         return [part.flatten(1) for part in torch.split(by_head, sizes, dim=-1)]
 
 
-class Mamba2(nn.Module):
+class Mamba2(_DecayingMixer):
     """A state space model by heads, after a short convolution (Mamba 2; Dao and Gu, 2024).
 
     The output is gated, then normalised over the heads of each group.
@@ -183,38 +227,25 @@ class Mamba2(nn.Module):
         norm_eps: float,
         scheme: Scheme,
     ) -> None:
-        super().__init__()
+        size = num_heads * head_dim
+        channels = size + 2 * num_groups * state_size
+        sizes = [size, channels, num_heads]
+        super().__init__(
+            hidden_size,
+            {"in_proj": sum(sizes)},
+            size,
+            channels,
+            kernel,
+            bias=bias,
+            conv_bias=conv_bias,
+            scheme=scheme,
+        )
+        self._add_heads(num_heads, size, scheme.device)
+        self._sizes = sizes
         self._num_groups = num_groups
         self._dt_limits = dt_limits
         self._norm_eps = norm_eps
-        size = num_heads * head_dim
-        channels = size + 2 * num_groups * state_size
-        self._sizes = [size, channels, num_heads]
-        self.in_proj = scheme.at("in_proj").linear(
-            hidden_size, {"in_proj": sum(self._sizes)}, bias=bias
-        )
-        self.out_proj = scheme.at("out_proj").linear(size, {"out_proj": hidden_size}, bias=bias)
-
-        def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
-            return parameter(*shape, dtype=dtype, device=scheme.device)
-
-        self.conv_weight = numbers(channels, kernel, dtype=scheme.dtype)
-        self.conv_bias = numbers(channels, dtype=scheme.dtype) if conv_bias else None
-        self.log_decay = numbers(num_heads)
-        self.dt_bias = numbers(num_heads)
-        self.skip = numbers(num_heads)
-        self.norm_weight = numbers(size)
-        self._decay: Tensor | None = None
-
-    @property
-    def decay(self) -> Tensor:
-        """-exp(log_decay), float32 [num_heads]: by which the time steps of a head are scaled."""
-        return -self.log_decay.exp() if self._decay is None else self._decay
-
-    def process_weights(self, *, invariant: bool) -> None:
-        """Lay the weights out as kernels read them, after loading."""
-        self.conv_weight.data = _by_tap(self.conv_weight)
-        self._decay = self.decay
+        self.skip = parameter(num_heads, dtype=torch.float32, device=scheme.device)
 
     def forward(self, x: Tensor, cache: StateCache, step: StepStates) -> Tensor:
         """Return the output for `x`, both [T, hidden_size]; writes the blocks of `step`."""
@@ -237,8 +268,3 @@ class Mamba2(nn.Module):
         normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + self._norm_eps)
         out: Tensor = self.out_proj((normed.flatten(1) * self.norm_weight).to(x.dtype))
         return out
-
-
-def _by_tap(weight: Tensor) -> Tensor:
-    """Return a weight [channels, taps] of which the channels of each tap are contiguous."""
-    return weight.detach().t().contiguous().t()

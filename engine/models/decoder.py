@@ -18,7 +18,7 @@ from engine.layers.norm import LayerNorm, RMSNorm
 from engine.layers.rank_group import RankGroup
 from engine.layers.rotary import RotaryEmbedding, Rotation
 from engine.layers.scheme import Scheme
-from engine.layers.state_mixer import DeltaNet, Mamba2, ShortConv
+from engine.layers.state_mixer import DeltaNet, Mamba2, ShortConv, StateMixer
 from engine.layers.vocabulary import Embedding, PositionEmbedding
 from engine.models.batch import Batch
 from engine.models.spec import (
@@ -85,7 +85,7 @@ def _attention(
 
 def _state_mixer(
     spec: ConvSpec | DeltaSpec | SSDSpec, hidden_size: int, scheme: Scheme
-) -> ShortConv | DeltaNet | Mamba2:
+) -> StateMixer:
     if isinstance(spec, ConvSpec):
         return ShortConv(hidden_size, spec.channels, spec.kernel, bias=spec.bias, scheme=scheme)
     if isinstance(spec, SSDSpec):
@@ -183,7 +183,7 @@ class DecoderLayer(nn.Module):
 
         self.attention_norm = norm("pre", "sandwich", "parallel", "parallel_apart")
         self.self_attn: Attention | None = None
-        self.state_mixer: ShortConv | DeltaNet | Mamba2 | None = None
+        self.state_mixer: StateMixer | None = None
         if isinstance(spec.mixer, AttentionSpec):
             self.self_attn = _attention(spec.mixer, hidden_size, scheme.at("self_attn"), group)
         else:

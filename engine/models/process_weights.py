@@ -25,7 +25,7 @@ from engine.layers.linear.int8 import Int8Linear, multiplies_int8
 from engine.layers.linear.linear import Gated, GatedLinear, Linear
 from engine.layers.linear.onednn import OneDnnLinear, can_pack
 from engine.layers.mlp import GatedMLP
-from engine.layers.state_mixer import DeltaNet, Mamba2, ShortConv
+from engine.layers.state_mixer import StateMixer
 from engine.layers.vocabulary import LMHead
 from engine.models.causal_lm import CausalLM
 from engine.models.decoder import DecoderLayer, FusedLayers, can_fuse
@@ -166,7 +166,7 @@ class WeightProcessor:
                 self.process(child)
             elif (method := self._placed(self._methods.of_layer(child))) is not None:
                 setattr(module, name, method)
-        if isinstance(module, ShortConv | DeltaNet | Mamba2):
+        if isinstance(module, StateMixer):
             module.process_weights(invariant=self._methods.deterministic)
         if isinstance(module, GatedMLP):
             fuse_quantisation(module)
