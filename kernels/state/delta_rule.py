@@ -33,7 +33,7 @@ from kernels.state.rings import write_rings
 from kernels.state.states import (
     StateCache,
     StepStates,
-    check_blocks,
+    check_head_states,
     check_states,
     convolve_tokens,
     step_rows,
@@ -307,10 +307,4 @@ def _check_heads(
             f"{heads} values of {value_dim} (got shape {list(conv_weight.shape)})"
         )
     check_shape("z", z, (None, heads * value_dim))
-    if cache.state is None:
-        raise ValueError("cache.state: must be given")
-    key_dim = keys // (2 * num_key_heads)
-    check_shape("cache.state", cache.state, (len(cache.ring), heads, key_dim, value_dim))
-    check_dtype("cache.state", cache.state, torch.float32)
-    check_device("cache.state", cache.state, z.device)
-    check_blocks("cache.state", cache.state)
+    check_head_states(cache, (heads, keys // (2 * num_key_heads), value_dim), z)

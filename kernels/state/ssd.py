@@ -25,7 +25,7 @@ from kernels.checks import (
 from kernels.state.states import (
     StateCache,
     StepStates,
-    check_blocks,
+    check_head_states,
     check_states,
     convolve_tokens,
     step_rows,
@@ -197,13 +197,7 @@ def _check_heads(inputs: Tensor, decay: Tensor, num_groups: int, cache: StateCac
     heads, channels = len(decay), inputs.shape[1]
     if num_groups < 1 or heads % num_groups:
         raise ValueError(f"num_groups: must divide {heads} heads (got {num_groups})")
-    if cache.state is None:
-        raise ValueError("cache.state: is missing")
-    check_shape("cache.state", cache.state, (len(cache.ring), heads, None, None))
-    check_dtype("cache.state", cache.state, torch.float32)
-    check_device("cache.state", cache.state, inputs.device)
-    check_blocks("cache.state", cache.state)
-    key_dim, value_dim = cache.state.shape[2:]
+    key_dim, value_dim = check_head_states(cache, (heads, None, None), inputs).shape[2:]
     if heads * value_dim + 2 * num_groups * key_dim != channels:
         raise ValueError(
             f"inputs: must have {heads} x {value_dim} + 2 x {num_groups} x {key_dim} channels "

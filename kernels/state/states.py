@@ -123,6 +123,23 @@ def check_states(
     check_device("step", step.seq_lens, x.device)
 
 
+def check_head_states(
+    cache: StateCache, shape: tuple[int | None, int | None, int | None], x: Tensor
+) -> Tensor:
+    """Return the states of heads, float32 of that shape in each block, where the tokens `x` are.
+
+    Raises:
+        ValueError: they are missing, or have a wrong shape, dtype, stride or device.
+    """
+    if cache.state is None:
+        raise ValueError("cache.state: must be given")
+    check_shape("cache.state", cache.state, (len(cache.ring), *shape))
+    check_dtype("cache.state", cache.state, torch.float32)
+    check_device("cache.state", cache.state, x.device)
+    check_blocks("cache.state", cache.state)
+    return cache.state
+
+
 def check_blocks(name: str, blocks: Tensor) -> None:
     """Raise unless there is a block 0 and each block is contiguous."""
     if not len(blocks):
