@@ -220,9 +220,10 @@ class ScheduleBuilder:
         reads, writes = columns.state_reads[slots], columns.state_writes[slots]
         columns.state_reads[slots] = writes
         saves = np.full((len(slots), MOST_SAVES, 2), -1, dtype=np.int32)
-        for row, slot in enumerate(slots.tolist()):
-            if found := self.state_saves.get(slot):
-                saves[row, : len(found)] = found
+        rows = {slot: row for row, slot in enumerate(slots.tolist())} if self.state_saves else {}
+        for slot, found in self.state_saves.items():
+            if found:
+                saves[rows[slot], : len(found)] = found
         return StateBlocks(reads, writes, saves, done, kept)
 
 
