@@ -181,13 +181,15 @@ class StateManager:
     def name(self, request: Request, position: int, content_hash: bytes) -> int:
         """Let a checkpoint be found that a step has written; return the one that it replaces.
 
-        That is the position of the last one of its output, or 0.
+        That is the position of the last one of its output, or 0. It replaces none that another
+        request has written.
         """
         kv = request.kv
+        is_own = self.pool.find(content_hash) is None
         self.pool.add_checkpoint(kv.saves.pop(position), content_hash, position - kv.checkpoint)
         replaced = 0
         if is_trailing(position, request.num_prompt_tokens, kv.wanted, self._every):
-            replaced, kv.trailing = kv.trailing, position
+            replaced, kv.trailing = kv.trailing, position if is_own else 0
         else:
             kv.checkpoint = position
         return replaced

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from enum import Enum
 from heapq import heappop, heappush
+from operator import gt
 from typing import NamedTuple
 
 import numpy as np
@@ -52,15 +53,16 @@ class _Blocked(NamedTuple):
     request: Request
     missing_hash: bytes | None  # of a block that would be a hit in the prefix cache
     budget: float  # tokens that must be left in the step's budget
-    num_free: int  # blocks that were free
+    num_free: tuple[int, int]  # blocks, and states, that were free
 
 
 class PromptAdmission:
     """Admits a request only when all of its tokens fit beside the running requests.
 
     A prompt that fits only in part would be preempted after some steps, and start over. A refused
-    one is considered again when a sequence has ended, when more blocks are free, when more of it is
-    in the prefix cache, or when nothing runs; this costs time in proportion to its prefix.
+    one is considered again when a sequence has ended, when more blocks or states are free, when
+    more of it is in the prefix cache, or when nothing runs; this costs time in proportion to its
+    prefix.
     """
 
     def __init__(
@@ -140,11 +142,15 @@ class PromptAdmission:
         if (
             blocked is None
             or blocked.request is not request
-            or self._kv_cache.pool.num_free > blocked.num_free
+            or any(map(gt, self._num_free(), blocked.num_free))
             or self._kv_cache.prefix_cache.has_block(blocked.missing_hash)
         ):
             return 0
         return blocked.budget
+
+    def _num_free(self) -> tuple[int, int]:
+        states = self._kv_cache.states
+        return self._kv_cache.pool.num_free, 0 if states is None else states.pool.num_free
 
     def consider(self, request: Request, budget: int) -> Admitted | Refused:
         """Decide on the first waiting request, for a step that has `budget` tokens left."""
@@ -166,8 +172,7 @@ class PromptAdmission:
             least_budget = whole
         else:
             return Admitted(prefix, start, num_tokens)
-        num_free = self._kv_cache.pool.num_free
-        self._blocked = _Blocked(request, prefix.missing, least_budget, num_free)
+        self._blocked = _Blocked(request, prefix.missing, least_budget, self._num_free())
         return Refused.NO_ROOM
 
     def runs(self, request: Request) -> None:

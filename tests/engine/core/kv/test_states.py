@@ -180,6 +180,35 @@ def test_an_answer_keeps_one_checkpoint_beside_those_in_the_prompt() -> None:
     assert states_of(scheduler).pool.num_cached == len({12, 16, 32, 48, 64, 76})
 
 
+def test_an_answer_that_comes_again_leaves_others_checkpoints() -> None:
+    """It drops the one before the newest only where that is its own."""
+    scheduler = scheduler_with_states()
+    oracle = PagedOracle(scheduler)
+    prompt = [3] * 20
+    first = make_request(1, prompt, max_tokens=60)
+    served(oracle, first)
+    begun = [*first.token_ids.tolist()[:50], *[9] * 6]  # whose prompt ends at 48
+    shared = [*first.token_ids.tolist()[:42], *[8] * 6]  # at 40, which is no place of others
+    served(oracle, make_request(2, begun), make_request(3, shared))
+    served(oracle, make_request(4, prompt, max_tokens=60))
+    assert served(oracle, make_request(5, shared)) == [40]
+
+
+def test_a_request_begins_as_soon_as_a_state_is_free() -> None:
+    """Those that others read for the last time are free in the next step."""
+    scheduler = scheduler_with_states(num_states=10, max_num_batched_tokens=256)
+    oracle = PagedOracle(scheduler)
+    prompts = [[i] * 16 for i in range(7)]
+    for uid, prompt in enumerate(prompts):
+        served(oracle, make_request(uid, prompt, max_tokens=1))
+    for uid, prompt in enumerate(prompts):
+        scheduler.add([make_request(10 + uid, [*prompt, 30], max_tokens=40)])
+    for _ in range(4):
+        oracle.step()
+    assert len(scheduler.running) == 7
+    oracle.run()
+
+
 def test_salts_are_apart() -> None:
     oracle = PagedOracle(scheduler_with_states())
     asked = [make_request(i, [5] * 30, cache_salt=salt) for i, salt in enumerate("aab")]
