@@ -179,14 +179,6 @@ def test_delta_rule_accepts_a_transposed_weight() -> None:
     assert torch.equal(out, same)
 
 
-def test_delta_rule_no_tokens_and_no_rows() -> None:
-    layer = DeltaLayer()
-    step, inputs = build_step(layer, [], padding=0)
-    assert layer.run(inputs, layer.cache(1), step).shape == (0, 160)
-    step, inputs = build_step(layer, [], padding=3)
-    assert not layer.run(inputs, layer.cache(1), step).any()
-
-
 def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(shape, dtype=dtype, device=DEVICE)
 

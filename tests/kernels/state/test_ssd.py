@@ -95,14 +95,6 @@ def test_ssd_accepts_a_transposed_weight() -> None:
     assert torch.equal(out, same)
 
 
-def test_ssd_no_tokens_and_no_rows() -> None:
-    layer = SSDLayer()
-    step, inputs = build_step(layer, [], padding=0)
-    assert layer.run(inputs, layer.cache(1), step).shape == (0, 160)
-    step, inputs = build_step(layer, [], padding=3)
-    assert not layer.run(inputs, layer.cache(1), step).any()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -19,6 +19,7 @@ from tests.kernels.state.state_cases import (
     SSDLayer,
     StateSequence,
     assert_same_state,
+    build_step,
     run_step,
 )
 
@@ -143,3 +144,13 @@ def test_any_number_of_threads_gives_the_same_bits(layer: Layer) -> None:
         assert torch.equal(sequence.output(), other.output())
     for block in range(6):
         assert_same_state(cache, block, other_cache, block)
+
+
+@pytest.mark.parametrize(
+    ("layer", "size"), [(ConvLayer(), 40), (DeltaLayer(), 160), (SSDLayer(), 160)], ids=str
+)
+def test_no_tokens_and_no_rows(layer: Layer, size: int) -> None:
+    step, inputs = build_step(layer, [], padding=0)
+    assert layer.run(inputs, layer.cache(1), step).shape == (0, size)
+    step, inputs = build_step(layer, [], padding=3)
+    assert not layer.run(inputs, layer.cache(1), step).any()
