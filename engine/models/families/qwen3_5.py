@@ -49,7 +49,12 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     norm = parsing.rms_norm(fields, unit_offset=True)
     attention = gated_attention(fields, norm, num_kv_heads=2 if is_moe else 4)
     linear = delta(fields)
-    mlp = _experts(fields) if is_moe else Gated(fields.integer("intermediate_size"))
+    mlp: Gated | MoE
+    if is_moe:
+        parsing.refuse(fields, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
+        mlp = mixture(fields, num_experts=256, num_chosen=8)
+    else:
+        mlp = Gated(fields.integer("intermediate_size"))
     layers = [
         LayerSpec(linear if kind == LINEAR else attention, mlp, norm) for kind in kinds(fields)
     ]
@@ -107,11 +112,12 @@ def delta(fields: Fields) -> DeltaSpec:
     )
 
 
-def _experts(fields: Fields) -> MoE:
-    parsing.refuse(fields, norm_topk_prob=True, mlp_only_layers=[], decoder_sparse_step=1)
-    fields = fields.over({"num_experts_per_tok": 8})
+def mixture(fields: Fields, *, num_experts: int, num_chosen: int) -> MoE:
+    """Make the spec of the layers with experts; these are their numbers where fields are absent."""
+    fields = fields.over({"num_experts_per_tok": num_chosen})
     return MoE(
-        *parsing.experts(fields, "num_experts", absent=256),
+        *parsing.experts(fields, "num_experts", absent=num_experts),
         fields.integer("moe_intermediate_size", default=512),
+        normalizes=fields.boolean("norm_topk_prob", default=True),
         shared_size=fields.integer("shared_expert_intermediate_size", default=512),
     )

@@ -6,9 +6,16 @@ from dataclasses import replace
 
 from engine.fields import Fields
 from engine.models import parsing
-from engine.models.families.qwen3_5 import LINEAR, NAMES, delta, gated_attention, kinds
+from engine.models.families.qwen3_5 import (
+    LINEAR,
+    NAMES,
+    delta,
+    gated_attention,
+    kinds,
+    mixture,
+)
 from engine.models.families.qwen_moe import sparse_layers
-from engine.models.spec import Gated, LayerSpec, ModelSpec, MoE
+from engine.models.spec import Gated, LayerSpec, ModelSpec
 
 
 def parse(fields: Fields, architecture: str) -> ModelSpec:
@@ -16,16 +23,8 @@ def parse(fields: Fields, architecture: str) -> ModelSpec:
     norm = parsing.rms_norm(fields, unit_offset=True)
     attention = gated_attention(fields, norm, num_kv_heads=2)
     linear = replace(delta(fields), by_key_head=True)
-    fields = fields.over({"num_experts_per_tok": 10})
-    activation = parsing.gated_activation(fields)
-    moe = MoE(
-        *parsing.experts(fields, "num_experts", absent=512),
-        fields.integer("moe_intermediate_size", default=512),
-        activation,
-        normalizes=fields.boolean("norm_topk_prob", default=True),
-        shared_size=fields.integer("shared_expert_intermediate_size", default=512),
-    )
-    dense = Gated(fields.integer("intermediate_size", default=5632), activation)
+    moe = mixture(fields, num_experts=512, num_chosen=10)
+    dense = Gated(fields.integer("intermediate_size", default=5632))
     layers = [
         LayerSpec(linear if kind == LINEAR else attention, moe if is_sparse else dense, norm)
         for kind, is_sparse in zip(kinds(fields), sparse_layers(fields), strict=True)
