@@ -201,6 +201,9 @@ class ModelRunner:
     def state(self) -> dict[str, Tensor]:
         """The tensors on the device that steps change, by name."""
         named = {f"KV cache {i}": cache for i, cache in enumerate(self._caches)}
+        states = (cache for cache in self._layer_caches if isinstance(cache, StateCache))
+        parts = (part for cache in states for part in cache if part is not None)
+        named |= {f"states {i}": part for i, part in enumerate(parts)}
         return {**named, "slot tables": self._tables.buffer, **self._sampler.state}
 
     @torch.inference_mode()
